@@ -5,7 +5,7 @@
 Packs synthetic images of a thousand classes into the temporary directory (8 GB; set `TMPDIR` for another), then
 measures in interleaved rounds
 
-    read       batches of the pack into pinned memory, with one thread per core
+    read       batches of the pack into pinned memory, with a few more threads than cores
     fed        the same, copied to the device, cropped, flipped, and the mean image subtracted
     resident   the laboratory's training on one batch that stays on the device: nothing is read
     streamed   the laboratory's training on batches that are fed
@@ -22,15 +22,12 @@ epoch, which is never finished: evaluation, checkpoints and the first batches of
 from __future__ import annotations
 
 import csv
-import io
+import os
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -40,10 +37,9 @@ from rich.console import Console
 from torch import Tensor
 
 from hullo.lab.bench.clocks import Clock, clock_for
-from hullo.lab.data.ilsvrc2012 import Pack, read_ahead, split_steps
-from hullo.lab.data.ilsvrc2012.packing import pack
-from hullo.lab.data.ilsvrc2012.source import CLASSES, Source
-from hullo.lab.data.ilsvrc2012.workers import available_cores
+from hullo.lab.data.ilsvrc2012 import Pack, PackedImages, read_ahead, split_steps
+from hullo.lab.data.ilsvrc2012.pack import pack
+from hullo.lab.data.ilsvrc2012.source import NUM_CLASSES, Source
 from hullo.lab.distributed import SINGLE_PROCESS, World
 from hullo.lab.progress import Progress
 from hullo.lab.run.loaders import Batch, StreamingLoader
@@ -58,27 +54,27 @@ TIMES = 8
 ACTIVATIONS = ("relu", "affine(identity,relu,tanh)")
 
 
-def make_source(folder: Path) -> Source:
-    """Write an ILSVRC-2012 of one image per class, for training and evaluation alike."""
-    colors = np.random.default_rng(0).integers(0, 256, (CLASSES, 16, 16, 3), np.uint8)
-    for label, small in enumerate(colors):
-        stream = io.BytesIO()
-        Image.fromarray(small).resize((256, 256)).save(stream, "JPEG")
-        path = folder / "val" / f"n{label:08}" / f"{label:08}.JPEG"
-        path.parent.mkdir(parents=True)
-        path.write_bytes(stream.getvalue())
-    (folder / "train").symlink_to("val")
-    return Source(folder)
+class RepeatedPack(Pack):
+    """A pack whose training images come several times per epoch."""
+
+    def images(self, split: str) -> PackedImages:
+        return PackedImages(self.shards(split) * (TIMES if split == "train" else 1))
 
 
 def make_pack(folder: Path) -> Pack:
-    images = (source := make_source(folder)).images("train")
-    chosen = {"train": (images * (IMAGES // len(images) + 1))[:IMAGES], "val": images[:BATCH]}
+    """Pack synthetic images of a thousand classes, or fewer if there are fewer images."""
+    classes = [f"n{label:08}" for label in range(NUM_CLASSES)]
+    colors = np.random.default_rng(0).integers(0, 256, (NUM_CLASSES, 16, 16, 3), np.uint8)
+    for number in range(max(IMAGES, NUM_CLASSES)):
+        wnid = classes[number % NUM_CLASSES]
+        image = Image.fromarray(colors[number % NUM_CLASSES]).resize((256, 256))
+        for split in ("train", "val") if number < NUM_CLASSES else ("train",):
+            (folder / split / wnid).mkdir(parents=True, exist_ok=True)
+            if split == "val" or number < IMAGES:
+                image.save(folder / split / wnid / f"{split}_{number}.JPEG", "JPEG")
     with Progress(Console(), quiet=True) as progress:
-        pool = partial(ThreadPoolExecutor, available_cores())
-        packed = pack(source, chosen, folder / "packed", pool, progress, partial=True)
-    train = packed.parts["train"]
-    return replace(packed, parts=packed.parts | {"train": replace(train, shards=TIMES * train.shards)})
+        packed = pack(Source(folder), folder / "packed", progress, partial=True)
+    return RepeatedPack(packed.folder, packed.classes, packed.splits)
 
 
 class RepeatingLoader(StreamingLoader):
@@ -137,7 +133,7 @@ def main() -> None:
     for (kind, row), speeds_of in zip(cases, zip(*rounds, strict=True), strict=True):
         middle, lowest, highest = statistics.median(speeds_of), min(speeds_of), max(speeds_of)
         print(f"{kind:8s} {row:28s} {middle:8,.0f} ({lowest:,.0f} to {highest:,.0f})")
-        settings = {"readers": available_cores(), "batch": BATCH, "steps": STEPS, "rounds": ROUNDS}
+        settings = {"readers": min(32, (os.cpu_count() or 1) + 4), "batch": BATCH, "steps": STEPS, "rounds": ROUNDS}
         speeds = {"images_per_second": middle, "lowest": lowest, "highest": highest}
         rows.append(vars(where) | {"kind": kind, "activation": row} | settings | speeds)
     if len(sys.argv) > 1:

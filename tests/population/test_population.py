@@ -33,7 +33,7 @@ def test_members_train_as_they_do_alone(kind: str, name: str) -> None:
     population = Population(members)
     losses = train(population, own(population, **options), batches)
     for k, member in enumerate(members):
-        loss = train_alone(member, plain(member.parameters(), **options), batches[:, k])
+        loss = train_alone(member, plain(hullo.parameter_groups(member, lr=options["lr"]), **options), batches[:, k])
         torch.testing.assert_close(losses[k], loss, rtol=0, atol=1e-10)
         assert type(population[k]) is network
         assert_equal_states(population[k], member)
@@ -63,7 +63,7 @@ def test_transformers_network_trains_as_it_does_alone() -> None:
     optimizer = AdamW(population, lr=1e-2, eps=1e-4)
     tokens = torch.randint(23, (5, 3, 2, 6), generator=torch.Generator().manual_seed(0))
     labels = torch.tensor([0, 1])
-    plain = [torch.optim.AdamW(member.parameters(), lr=1e-2, eps=1e-4) for member in members]
+    plain = [torch.optim.AdamW(hullo.parameter_groups(member, lr=1e-2), eps=1e-4) for member in members]
     for batch in tokens:
         output = population(input_ids=batch, labels=labels.expand(3, -1))
         optimizer.zero_grad()

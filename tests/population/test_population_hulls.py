@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from trained_alone import assert_equal_states, inputs_of, train, train_alone
 
 import hullo
-from hullo.population import SGD, Adam, Population
+from hullo.population import SGD, Adam, LoweringError, Population
 
 
 def test_hull_at_several_sites_sums_gradients() -> None:
@@ -50,7 +50,7 @@ def test_per_channel_per_layer_and_fixed_activations_mix() -> None:
     options = {"lr": 0.01, "weight_decay": 0.1}
     train(population, Adam(population, max_norm=0.1, **options), batches)
     for k, member in enumerate(members):
-        optimizer = torch.optim.Adam(member.parameters(), **options)
+        optimizer = torch.optim.Adam(hullo.parameter_groups(member, lr=0.01), **options)
         for x in batches[:, k]:
             optimizer.zero_grad()
             member(x).square().mean().backward()
@@ -72,6 +72,75 @@ def test_every_activation_of_pytorch_is_computed_beside_others() -> None:
             Population([nn.Sequential(nn.Linear(3, 4), act) for act in (nn.ReLU(), odd, nn.Tanh())])
 
 
+class Sine(nn.Module):
+    """An activation of one's own."""
+
+    def __init__(self, frequency: float = 30.0) -> None:
+        super().__init__()
+        self.frequency = frequency
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sin(self.frequency * x)
+
+
+class Gauss(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.exp(-x.square())
+
+
+class Norm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+def in_last_dim() -> nn.Module:
+    return hullo.AffineHull("identity", "tanh", groups=2, channel_dim=-1)
+
+
+@pytest.mark.parametrize(
+    "acts",
+    [
+        [Sine, lambda: hullo.AffineHull("identity", "relu")],
+        [Sine, Gauss],
+        [lambda: Sine(30.0), lambda: Sine(10.0), lambda: Sine(0.5)],
+        [Gauss, nn.Tanh, lambda: nn.PReLU(5), nn.Mish],
+        [lambda: nn.PReLU(5), in_last_dim, nn.ReLU, Sine, lambda: hullo.ConicHull("relu", "relu3", groups=5)],
+        [nn.PReLU, in_last_dim],
+    ],
+)
+def test_modules_of_ones_own_and_channels_in_other_dimensions_train_beside_hulls(
+    acts: list[Callable[[], nn.Module]],
+) -> None:
+    members = [nn.Sequential(nn.Linear(3, 4), act(), nn.Linear(4, 2)).double() for act in acts]
+    batches = torch.randn(4, len(members), 2, 5, 3, dtype=torch.float64)  # channels: 5 in the second, 4 in the last
+    population = Population(members)
+    train(population, SGD(population, lr=0.1, momentum=0.9), batches)
+    for k, member in enumerate(members):
+        train_alone(member, torch.optim.SGD(member.parameters(), lr=0.1, momentum=0.9), batches[:, k])
+        assert_equal_states(population[k], member)
+        assert type(population[k][1]) is type(member[1])
+
+
+def test_unlike_modules_with_parameters_or_of_another_shape_are_refused() -> None:
+    class Half(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x[..., ::2]
+
+    def network(act: nn.Module) -> nn.Module:
+        return nn.Sequential(nn.Linear(3, 4), act)
+
+    with pytest.raises(ValueError, match="'1' is Norm in member 1"):
+        Population([network(nn.ReLU()), network(Norm())])
+    with pytest.raises(ValueError, match="Norm and Gauss"):
+        Population([network(Norm()), network(Gauss())])
+    with pytest.raises(LoweringError, match=r"member 1, Half.*\(5, 2\)"):
+        Population([network(nn.ReLU()), network(Half())])(torch.randn(2, 5, 3))
+
+
 def test_frozen_parameters_do_not_change() -> None:
     members = [
         nn.Sequential(nn.Linear(6, 6), act, nn.Linear(6, 3)).double()
@@ -85,8 +154,8 @@ def test_frozen_parameters_do_not_change() -> None:
     population = Population(members)
     train(population, SGD(population, lr=0.1, weight_decay=0.1), batches)
     for k, member in enumerate(members):
-        learned = [parameter for parameter in member.parameters() if parameter.requires_grad]
-        train_alone(member, torch.optim.SGD(learned, lr=0.1, weight_decay=0.1), batches[:, k])
+        groups = hullo.parameter_groups(member, lr=0.1)
+        train_alone(member, torch.optim.SGD(groups, weight_decay=0.1), batches[:, k])
         assert_equal_states(population[k], member)
         assert [p.requires_grad for p in population[k].parameters()] == [p.requires_grad for p in member.parameters()]
 

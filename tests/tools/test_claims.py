@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from markdown_it import MarkdownIt
+from pages.answers import FAILS, HOLDS, OPEN
 from pages.claims import (
     claims_tables,
     power_table,
@@ -16,14 +17,10 @@ from pages.claims import (
 )
 from pages.verdicts import claims
 
-from hullo.lab.analysis.comparisons import (
-    FAILS,
-    HOLDS,
-    OPEN,
-)
 from hullo.lab.analysis.experiments import experiments
 from hullo.lab.analysis.power import detectable_difference
 from hullo.lab.analysis.readings import BEST, CHOSEN
+from hullo.lab.analysis.statistics import Interval
 from hullo.lab.spec import paper
 from hullo.lab.spec.activation import ActivationSpec
 from made_records import make_column, make_record
@@ -45,7 +42,7 @@ def test_every_undecided_claim_of_the_results_names_its_seeds() -> None:
     page = (Path(__file__).parents[2] / "docs" / "results" / "index.md").read_text()
     undecided = [line for line in page.splitlines() if f"| **{OPEN}** |" in line]
     assert undecided
-    assert all(re.search(r"\| (more than )?[\d,]+ \|$", line) for line in undecided)
+    assert all(re.search(r"\| ((more than )?[\d,]+|unknown) \|$", line) for line in undecided)
 
 
 def page(text: str) -> str:
@@ -63,9 +60,9 @@ def test_every_answer_is_in_the_rendered_page() -> None:
     sizes = [(len({a.question for a in c.answers}), len({a.experiment for a in c.answers})) for c in judged]
     assert rendered.count("<td") == sum(questions * (1 + e) if questions > 1 else 3 * e for questions, e in sizes)
     assert "<h3>The best activation is a hull, in every column: holds</h3>" in rendered
-    assert "affine(relu,tanh) over identity<br>+2.30 ± 0.51<br>paper +0.69</td>" in re.sub(
-        ' style="[^"]*"', "", rendered
-    )
+    gain = Interval.of([2.5, 2.0, 2.5, 2.5]).spell("+.2f")  # the first seed chooses
+    cell = f"affine(relu,tanh) over identity<br>{gain}<br>paper +0.69</td>"
+    assert cell in re.sub(' style="[^"]*"', "", rendered)
     assert "in all, 100 of 100 layers are monotone" in rendered
 
 
@@ -91,7 +88,9 @@ def test_every_reading_judges_by_itself() -> None:
         tested, held_out = ([70.0, 90.0], [60.0, 50.0]) if hull else ([80.0, 80.0], [60.0, 50.0])
         coefficients = [[*ActivationSpec.parse(row).initial_coefficients]]
         shared = {"held_out": held_out, "coefficients": coefficients}
-        runs += [make_record(row, tested, seed=seed, **shared) for seed in range(3)]
+        for seed in range(3):
+            scatter = 0.01 * seed * hull
+            runs.append(make_record(row, [value + scatter for value in tested], seed=seed, **shared))
     result = experiments(runs)
     assert [e.reading for e in result] == [CHOSEN]
     line = next(line for line in readings_table(result).splitlines() if "best activation is a hull" in line)
@@ -106,8 +105,11 @@ def test_power_is_pooled_over_what_is_compared_in_a_column() -> None:
     over = {row: [80.0, 82.0, 84.0, 82.0, 82.0] for row in paper.ROWS if ActivationSpec.parse(row).learns}
     line = power_table(experiments(make_column("kerasnet/cifar10", over))).splitlines()[-1].split(" | ")
     assert (line[0], line[2]) == ("| kerasnet/cifar10", "5")
-    # hulls over fixed activations scatter by sqrt(2): the best, 8 over their bases, 1 over leaky_relu; 5 others do not
-    assert float(line[1]) == pytest.approx((2 * 10 / 15) ** 0.5, abs=0.005)
+    # hulls over fixed activations: the best, 8 over their bases, 1 over leaky_relu; 5 others do not scatter
+    squares = [1.0, *[2.0] * 9, *[0.0] * 5]
+    degrees = [3, *[4] * 9, 3, *[4] * 4]
+    pooled = sum(s * d for s, d in zip(squares, degrees, strict=True)) / sum(degrees)
+    assert float(line[1]) == pytest.approx(pooled**0.5, abs=0.006)
     once, many = float(line[3]), float(line[4])
     assert once == pytest.approx(1.682 * float(line[1]), abs=0.02)
     assert many == pytest.approx(detectable_difference(float(line[1]), 5, 0.05 / 8), abs=0.03)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hullo.lab.analysis.comparisons import AGREES, FAILS, HOLDS, OPEN, Answer, Comparison, Count, Prediction
 from hullo.lab.analysis.distance import under
 from hullo.lab.analysis.experiments import Experiment
 from hullo.lab.analysis.power import MOST_SEEDS, detectable_difference
@@ -13,6 +12,7 @@ from hullo.lab.analysis.statistics import ALPHA, pooled_deviation
 from hullo.lab.analysis.tables.markdown import escape, grid
 from hullo.lab.spec import paper
 from hullo.properties import is_monotone
+from pages.answers import AGREES, FAILS, HOLDS, OPEN, Answer, Count, Difference, Prediction
 from pages.verdicts import AFFINE, FIXED, HULLS, Claim, claims, known_layers
 
 
@@ -94,7 +94,7 @@ def _counted(claim: Claim) -> str:
         counted = f"{having:,} of {all_of:,} {counts[0].counted}"
         return f"Of {len(claim.answers)}: {_spell(claim.verdicts)}; in all, {counted}."
     said = f"Of {len(claim.answers)}: {_spell(claim.verdicts)}"
-    if any(isinstance(answer, Comparison) for answer in claim.answers):
+    if any(isinstance(answer, Difference) for answer in claim.answers):
         by_means = _spell([HOLDS for answer in claim.answers if answer.by_means]) or "none"
         said += f"; at a false discovery rate of 5 %: {_spell(claim.discoveries)}; by the means alone: {by_means}"
     return f"{said}."
@@ -128,7 +128,9 @@ def _seeds(needed: int | None, answers: Sequence[Answer]) -> str:
     if needed is not None:
         return str(needed)
     runs = [
-        a.values if isinstance(a, Prediction) else a.folds for a in answers if isinstance(a, Comparison | Prediction)
+        a.values if isinstance(a, Prediction) else a.strongest.seeds
+        for a in answers
+        if isinstance(a, Difference | Prediction)
     ]
     return "unknown" if all(len(seeds) == 1 for seeds in runs) else f"more than {MOST_SEEDS:,}"
 
@@ -159,8 +161,8 @@ def power_table(experiments: Sequence[Experiment]) -> str:
     lines = []
     for experiment in experiments:
         answers = [a for claim in judged for a in _compared(claim.answers) if a.experiment == experiment.name]
-        deviation = pooled_deviation(answer.differences for answer in answers)
-        seeds = max((len(answer.folds) for answer in answers), default=0)
+        deviation = pooled_deviation([*answer.strongest.differences.values()] for answer in answers)
+        seeds = max((answer.interval.count for answer in answers), default=0)
         if deviation is not None:
             levels = [(number, alpha) for number in (seeds, 10) for alpha in (ALPHA, ALPHA / largest)]
             found = (detectable_difference(deviation, *level) for level in levels)
@@ -170,8 +172,8 @@ def power_table(experiments: Sequence[Experiment]) -> str:
     return grid(head, lines)
 
 
-def _compared(answers: Sequence[Answer]) -> list[Comparison]:
-    return [answer for answer in answers if isinstance(answer, Comparison) and not answer.unit]
+def _compared(answers: Sequence[Answer]) -> list[Difference]:
+    return [answer for answer in answers if isinstance(answer, Difference)]
 
 
 def slips_list(experiments: Sequence[Experiment]) -> str:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hullo.lab.analysis.comparisons import leave_one_seed_out
 from hullo.lab.analysis.experiments import Experiment
-from hullo.lab.analysis.statistics import Interval
+from hullo.lab.analysis.inference import compare
 from hullo.lab.analysis.tables.format import origin
 from hullo.lab.analysis.tables.markdown import escape, grid
 from pages.verdicts import FIXED, HULLS, RIVALS
@@ -15,14 +14,14 @@ HEAD = ("network", "data", "best fixed activation", "best hull", "gain", f"gain 
 NOTE = (
     "Test accuracy in %, mean ± 95 % interval over seeds; gains in points. Fixed activations: those of "
     f"{', '.join(FIXED)} that were run. "
-    "For the gains, the best of either side is chosen on the other seeds, so a gain is not exactly the difference of "
-    "the two columns beside it."
+    "For the gains, the first seed chooses the best of either side and the others confirm, so a gain is not exactly "
+    "the difference of the two columns beside it."
 )
 
 
 def gains_table(experiments: Sequence[Experiment]) -> str:
     """Return the best fixed activation, the best hull and the gain of hulls in each experiment that has both."""
-    shown = [e for e in experiments if leave_one_seed_out(e.accuracies, HULLS, FIXED)]
+    shown = [e for e in experiments if compare(e.accuracies, HULLS, FIXED)]
     if not shown:
         return ""
     lines = (
@@ -49,8 +48,8 @@ def _best(experiment: Experiment, rows: Sequence[str]) -> str:
 
 def _gain(experiment: Experiment, others: Sequence[str]) -> str:
     """Return by how much the best hull exceeds the best of other activations; nothing if none of these was run."""
-    folds = leave_one_seed_out(experiment.accuracies, HULLS, others)
-    return _unbroken(Interval.of((fold.difference for fold in folds), "folds").spell("+.1f")) if folds else ""
+    found = compare(experiment.accuracies, HULLS, others)
+    return _unbroken(found.interval.spell("+.1f")) if found else ""
 
 
 def _unbroken(text: str) -> str:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hullo.lab.analysis.comparisons import leave_one_seed_out
 from hullo.lab.analysis.experiments import Experiment
-from hullo.lab.analysis.statistics import Interval
-from hullo.lab.analysis.tables.markdown import glance_table
+from hullo.lab.analysis.inference import compare
+from hullo.lab.analysis.tables.markdown import escape, glance_table
 from pages.verdicts import FIXED, HULLS
 
 
@@ -16,8 +15,8 @@ def imagewoof_part(experiments: Sequence[Experiment]) -> str:
     about = "**AlexNet on Imagewoof**, ten classes of ILSVRC-2012: the paper's network on real images, not its column."
     gains = []
     for experiment in experiments:
-        if folds := leave_one_seed_out(experiment.accuracies, HULLS, FIXED):
-            gain = Interval.of((fold.difference for fold in folds), "folds").spell("+.2f")
-            chosen = "each chosen on the other seeds" if len(folds) > 1 else "one seed, which decides nothing"
-            gains.append(f"The best hull exceeds the best fixed activation by {gain} points ({chosen}).")
+        if found := compare(experiment.accuracies, HULLS, FIXED):
+            gain, chosen = found.interval.spell("+.2f"), ", ".join(map(str, found.chosen_on))
+            pair = f"{found.row} exceeds {found.other} by {gain} points on {len(found.seeds)} seeds"
+            gains.append(escape(f"{pair}; seed {chosen} chose them as the best hull and the best fixed activation."))
     return "\n\n".join([" ".join([about, *gains]), glance_table(experiments)])

@@ -8,6 +8,7 @@ however deep the networks are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,6 +34,8 @@ class _Part:
     """Members of a site that are computed in one call."""
 
     members: Tensor | None  # None for all
+    groups: int  # of channels, a common multiple of the members' numbers
+    channel_dim: int
     bases: tuple[Base, ...]
     columns: Tensor | None  # of the bases in the table; None for all
     rows: Tensor  # of the table, one per member and group of channels
@@ -79,10 +82,13 @@ class Activations(nn.Module):
     """Hold the raw parameters of all members and sites, (K, R, N), and compute the members' activations.
 
     R is the largest number of rows that a member has at all sites; N is the number of bases of all sites. An activation
-    that a member uses at several sites has rows only at the first.
+    that a member uses at several sites has rows only at the first. `bases` are in the order in which hulls name
+    them, then other activations; the tables have them in the order of the catalogue, in which kernels add them up.
     """
 
     raw: Tensor
+    slopes: nn.Parameter | None  # of nn.PReLU, (K, slopes per member): not coefficients, for an optimizer
+    sources: Tensor  # the slope of each entry of the table; -1 for none
     fixed: Tensor
     roles: Tensor
     codes: Tensor
@@ -95,7 +101,10 @@ class Activations(nn.Module):
     def __init__(self, sites: Sequence[Site], members: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.sites = list(sites)
-        self.bases = _bases_of(item for site in self.sites for item in site.activations)
+        used = [item for site in self.sites for item in site.activations]
+        hulls_first = sorted(used, key=lambda item: not item.is_learned_hull)
+        self.bases = tuple(dict.fromkeys(base for item in hulls_first for base in item.bases))
+        self._table_bases = _bases_of(used)
         self._starts, rows = _allocate(self.sites, members)
         raw = torch.zeros(members, rows, len(self.bases), dtype=torch.float64)
         roles, codes = torch.zeros(raw.shape, dtype=torch.int8), torch.zeros(*raw.shape[:2], 1, dtype=torch.int8)
@@ -110,13 +119,21 @@ class Activations(nn.Module):
             sorted({item.parametrization for site in self.sites for item in site.activations})
         )
         learns = codes != CODES["fixed"]
+        sources = self._find_slopes(raw.shape)
         self._exact = torch.where(learns, 0.0, raw)  # `fixed` in float64
         self.register_buffer("fixed", self._exact.to(dtype), persistent=False)
         self._register_frozen()
         self.register_buffer("roles", roles, persistent=False)
         self.register_buffer("codes", codes, persistent=False)
-        start = torch.where(learns, raw, 0.0).to(dtype)
-        if learns.any():
+        self.slopes = None
+        if (sources >= 0).any():
+            self.register_buffer("sources", sources, persistent=False)
+            slopes = raw.new_zeros(members, int(sources.max()) + 1)
+            owner, row, column = (sources >= 0).nonzero(as_tuple=True)
+            slopes[owner, sources[owner, row, column]] = raw[owner, row, column]
+            self.slopes = nn.Parameter(slopes.to(dtype))
+        start = torch.where(learns & (sources < 0), raw, 0.0).to(dtype)
+        if any(item.is_learned_hull for item in used):
             self.raw = nn.Parameter(start)
         else:
             self.register_buffer("raw", start, persistent=False)
@@ -189,6 +206,55 @@ class Activations(nn.Module):
                     scales.add(k, span, self._columns(activation), activation.scales)
         return scales.to(dtype)
 
+    def _find_slopes(self, shape: Sequence[int]) -> Tensor:
+        """Return the number of the slope at each entry of a table; -1 where a row is not that of an `nn.PReLU`."""
+        sources, used = torch.full(tuple(shape), -1), [0] * shape[0]
+        for site, starts in zip(self.sites, self._starts, strict=True):
+            for k, activation in enumerate(site.activations):
+                column = self._columns(activation)[0]
+                if activation.is_prelu and sources[k, starts[k], column] < 0:
+                    numbers = torch.arange(used[k], used[k] + activation.groups)
+                    sources[k, starts[k] : starts[k] + activation.groups, column] = numbers
+                    used[k] += activation.groups
+        return sources
+
+    @property
+    def table(self) -> Tensor:
+        """Return the raw parameters of every row, with the slopes of `nn.PReLU`."""
+        if self.slopes is None:
+            return self.raw
+        slopes = self.slopes.gather(1, self.sources.flatten(1).clamp_min(0)).view_as(self.raw)
+        return torch.where(self.sources < 0, self.raw, slopes)
+
+    def coefficient_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters of coefficients and inner scales; none where no member learns any."""
+        found = [self.raw, None if self.scales is None else self.scales.raw]
+        return [item for item in found if isinstance(item, nn.Parameter)]
+
+    def keep(self, members: Sequence[int]) -> Activations:
+        """Return the activations of some members."""
+        kept = Activations([site.keep(members) for site in self.sites], len(members), self.raw.dtype)
+        kept = kept.to(self.raw.device)
+        with torch.no_grad():
+            for name, buffer in kept.named_buffers():
+                if name.startswith("frozen_"):
+                    _, site, k, *suffix = name.split("_")
+                    buffer.copy_(self.get_buffer("_".join(["frozen", site, str(members[int(k)]), *suffix])))
+            for name, parameter in kept.named_parameters():
+                parameter.copy_(self.select(name, self.get_parameter(name), members, kept))
+                parameter.requires_grad_(self.get_parameter(name).requires_grad)
+            kept._read_frozen()
+        return kept
+
+    def select(self, name: str, values: Tensor, members: Sequence[int], kept: Activations) -> Tensor:
+        """Return the part for some members, `kept`, of a tensor like the parameter of a name."""
+        if name == "slopes":
+            assert kept.slopes is not None  # noqa: S101
+            return values[members, : kept.slopes.shape[1]]
+        owned = values.flatten(0, 1)[self.owners].view(values.shape)[members]
+        columns = [self._table_bases.index(item) for item in kept._table_bases]
+        return owned[:, : kept.raw.shape[1], columns]
+
     def _find_owners(self) -> list[int]:
         """Return, for each row, the row with its numbers: the first member's, where all members share a hull."""
         members, rows = self.raw.shape[:2]
@@ -202,20 +268,24 @@ class Activations(nn.Module):
         return owners
 
     def _columns(self, activation: Activation) -> list[int]:
-        return [self.bases.index(item) for item in activation.bases]
+        return [self._table_bases.index(item) for item in activation.bases]
 
     def _plan_calls(self, site: Site, starts: Sequence[int]) -> list[_Part]:
         """Return the calls of a site."""
         total, parts = self.raw.shape[1], []
-        for indices, bases in _partition(site):
+        for indices in _partition(site):
+            used = [site.activations[k] for k in indices]
+            bases, groups = _bases_of(used), math.lcm(*(item.groups for item in used))
+            channel_dim = next((item.channel_dim for item in used if item.groups > 1), 1)
             rows = [
-                k * total + starts[k] + group * site.activations[k].groups // site.groups
+                k * total + starts[k] + group * site.activations[k].groups // groups
                 for k in indices
-                for group in range(site.groups)
+                for group in range(groups)
             ]
             members = None if len(indices) == len(site.activations) else torch.tensor(indices)
-            columns = None if bases == self.bases else torch.tensor([self.bases.index(item) for item in bases])
-            parts.append(_Part(members, bases, columns, torch.tensor(rows)))
+            places = [self._table_bases.index(item) for item in bases]
+            columns = None if bases == self._table_bases else torch.tensor(places)
+            parts.append(_Part(members, groups, channel_dim, bases, columns, torch.tensor(rows)))
         return parts
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Activations:
@@ -229,13 +299,20 @@ class Activations(nn.Module):
     @property
     def coefficients(self) -> Tensor:
         """Return the coefficients of every row, (K, R, N), over `bases`."""
-        learned: Tensor = Parametrize.apply(self.raw, self.roles, self.codes, self.parametrizations)  # type: ignore[no-untyped-call]
+        table = self._table_coefficients()
+        if self.bases == self._table_bases:
+            return table
+        return table[..., [self._table_bases.index(item) for item in self.bases]]
+
+    def _table_coefficients(self) -> Tensor:
+        """Return the coefficients of every row, with columns in the order of the tables."""
+        learned: Tensor = Parametrize.apply(self.table, self.roles, self.codes, self.parametrizations)  # type: ignore[no-untyped-call]
         table = torch.where(self.codes == CODES["fixed"], self.fixed, learned)
         return table.flatten(0, 1)[self.owners].view(table.shape)
 
     def rows(self) -> list[list[Tensor]]:
         """Return the coefficients of the calls of each site, computed in one pass; cached if none is learned."""
-        if isinstance(self.raw, nn.Parameter):
+        if isinstance(self.raw, nn.Parameter) or self.slopes is not None:
             return self._make_rows()
         if self._fixed_rows is None:
             with torch.inference_mode(False):  # they are used in training, too
@@ -249,9 +326,9 @@ class Activations(nn.Module):
         if kernels.support(self.raw):
             from hullo.population.kernels.parametrize import parametrize
 
-            computed = parametrize(self.raw, self.fixed, self.roles, self.codes, self.order, self.uses, heights)
+            computed = parametrize(self.table, self.fixed, self.roles, self.codes, self.order, self.uses, heights)
         else:
-            computed = torch.split(self.coefficients.flatten(0, 1)[self.order], heights)
+            computed = torch.split(self._table_coefficients().flatten(0, 1)[self.order], heights)
         calls = iter(computed)
         return [
             [rows if part.columns is None else rows[:, part.columns] for part, rows in zip(parts, calls, strict=False)]
@@ -260,38 +337,46 @@ class Activations(nn.Module):
 
     @property
     def calls(self) -> dict[int, tuple[tuple[Base, ...], int] | None]:
-        """Return each site's bases and groups; None for a site that needs several calls, or has inner scales."""
-        return {
-            i: None if len(parts) > 1 or site.is_scaled or site.functions else (parts[0].bases, site.groups)
-            for i, (site, parts) in enumerate(zip(self.sites, self._parts, strict=True))
-        }
+        """Return each site's bases and groups; None for a site that is not one call, or has inner scales."""
+        found: dict[int, tuple[tuple[Base, ...], int] | None] = {}
+        for i, (site, (part, *others)) in enumerate(zip(self.sites, self._parts, strict=True)):
+            is_one = not (others or site.is_scaled or site.functions) and (part.groups == 1 or part.channel_dim == 1)
+            found[i] = (part.bases, part.groups) if is_one else None
+        return found
 
     def compute(self, index: int, rows: Sequence[Sequence[Tensor]], x: Value) -> Value:
         """Return the activations of a site at x, with the coefficients that `rows` returned."""
-        members, parts, site = len(self.codes), self._parts[index], self.sites[index]
-        dim = 0 if x.dim is None else x.dim
-        if site.groups > 1:  # members beside the channels: each member's channels are contiguous
-            dim = site.channel_dim % len(x.shape)
-        y = x.at(dim, members)
-        outputs = []
-        for part, coefficients in zip(parts, rows[index], strict=True):
-            selected = y if part.members is None else y.index_select(dim, part.members)
-            flat = selected.flatten(dim, dim + 1) if site.groups > 1 else selected
-            spec = CombineSpec(part.bases, get_parametrization("given"), channel_dim=dim)
-            if site.is_scaled:
-                combined = apply_scaled(flat, coefficients, self._scale_rows(part), spec)
-            else:
-                combined = apply(flat, coefficients, spec)
-            outputs.append(combined.view(selected.shape))
-        if len(parts) == 1:
-            result = Value(outputs[0], dim)
-        else:
+        parts, site = self._parts[index], self.sites[index]
+        if site.functions and None not in site.functions:
+            return Value(torch.stack([site.call(k, x.select(k)) for k in range(len(self.codes))]), 0)
+        outputs = [
+            self._combine(part, coefficients, x, site.is_scaled)
+            for part, coefficients in zip(parts, rows[index], strict=True)
+        ]
+        result = outputs[0]
+        if len(parts) > 1:
+            dim = 0 if result.dim is None else result.dim
             order = torch.cat([part.members for part in parts if part.members is not None]).argsort()
-            result = Value(torch.cat(outputs, dim).index_select(dim, order), dim)
+            result = Value(torch.cat([y.at(dim, 1) for y in outputs], dim).index_select(dim, order), dim)
         if not site.functions:
             return result
-        own = [result.select(k) if call is None else call(x.select(k)) for k, call in enumerate(site.functions)]
+        own = [result.select(k) if call is None else site.call(k, x.select(k)) for k, call in enumerate(site.functions)]
         return Value(torch.stack(own), 0)
+
+    def _combine(self, part: _Part, coefficients: Tensor, x: Value, is_scaled: bool) -> Value:
+        """Return the activations of the members of one call."""
+        dim = 0 if x.dim is None else x.dim
+        if part.groups > 1:  # members beside the channels: each member's channels are contiguous
+            dim = part.channel_dim % len(x.shape)
+        y = x.at(dim, len(self.codes))
+        selected = y if part.members is None else y.index_select(dim, part.members)
+        flat = selected.flatten(dim, dim + 1) if part.groups > 1 else selected
+        spec = CombineSpec(part.bases, get_parametrization("given"), channel_dim=dim)
+        if is_scaled:
+            combined = apply_scaled(flat, coefficients, self._scale_rows(part), spec)
+        else:
+            combined = apply(flat, coefficients, spec)
+        return Value(combined.view(selected.shape), dim)
 
     def _scale_rows(self, part: _Part) -> Tensor:
         """Return the inner scales of a call."""
@@ -324,12 +409,13 @@ class Activations(nn.Module):
         parts = []
         for site, starts in zip(self.sites, self._starts, strict=True):
             activation = site.activations[k]
-            parts.append(table[starts[k] : starts[k] + activation.groups, self._columns(activation)])
+            columns = [self.bases.index(item) for item in activation.bases]
+            parts.append(table[starts[k] : starts[k] + activation.groups, columns])
         return parts
 
     def member_tensors(self, k: int) -> Iterator[tuple[str, Tensor]]:
         """Yield the names and the values of the parameters that member k has at the sites."""
-        tables = [self.raw, self.raw if self.scales is None else self.scales()]
+        tables = [self.table, self.raw if self.scales is None else self.scales()]
         raw, scales = (table.flatten(0, 1)[self.owners].view(table.shape)[k] for table in tables)
         for i, (site, starts) in enumerate(zip(self.sites, self._starts, strict=True)):
             activation, prefix = site.activations[k], f"{site.path}." if site.path else ""
@@ -369,17 +455,19 @@ def _uses(order: Sequence[int], rows: int) -> Tensor:
     return torch.tensor([p + [-1] * (most - len(p)) for p in positions], dtype=torch.int32).view(rows, most)
 
 
-def _partition(site: Site) -> list[tuple[list[int], tuple[Base, ...]]]:
-    """Return groups of members that are computed in one call, each with its bases.
+def _partition(site: Site) -> list[list[int]]:
+    """Return groups of members that are computed in one call.
 
-    Members share one call unless a base of one may overflow where another's does not: zero times infinity would give
-    NaN for other members.
+    Members share one call unless their channels are in different dimensions, or a base of one may overflow where
+    another's does not: zero times infinity would give NaN for other members.
     """
-    by_bases: dict[tuple[str, ...], list[int]] = {}
+    any_dim = next((item.channel_dim for item in site.activations if item.groups > 1), 1)
+    calls: dict[tuple[Any, ...], list[int]] = {}
     for k, activation in enumerate(site.activations):
         unbounded = sorted(item.name for item in activation.bases if not _is_finite_everywhere(item))
-        by_bases.setdefault(tuple(unbounded), []).append(k)
-    return [(indices, _bases_of(site.activations[k] for k in indices)) for indices in by_bases.values()]
+        channel_dim = activation.channel_dim if activation.groups > 1 else any_dim
+        calls.setdefault((channel_dim, *unbounded), []).append(k)
+    return list(calls.values())
 
 
 def _is_finite_everywhere(item: Base) -> bool:

@@ -29,22 +29,22 @@ class FlatParameters:
         self.state = [self.layout.buffer(torch.float32) for _ in optimizer.state_names]
         for parameter, view in zip(parameters.values(), self.layout.views(self.values), strict=True):
             parameter.data = view.copy_(parameter.detach())
-        for name, buffer in zip(optimizer.state_names, self.state, strict=True):
-            optimizer.state[name] = dict(zip(parameters, self.layout.views(buffer), strict=True))
-        own = [optimizer.groups.get(name, {}) for name in parameters]
-        unset = torch.full_like(optimizer.lr, torch.nan)
-        self.own = (
-            [torch.stack([group.get(key, unset) for group in own]) for key in ("lr", "weight_decay")]
-            if optimizer.groups
-            else []
-        )
+        for kind, buffer in zip(optimizer.state_names, self.state, strict=True):
+            views = dict(zip(parameters, self.layout.views(buffer), strict=True))
+            for name, view in views.items():
+                view.copy_(optimizer.state[kind][name])
+            optimizer.state[kind] = views
+        one, unset = torch.ones_like(optimizer.lr), torch.full_like(optimizer.lr, torch.nan)
+        self.lr_scales = torch.stack([optimizer.lr_scales.get(name, one) for name in parameters])
+        self.own_decays = torch.stack([optimizer.own_decays.get(name, unset) for name in parameters])
+        self.has_groups = bool(optimizer.lr_scales or optimizer.own_decays)
         self.copies = None if copies is None else self.layout.buffer(copies)
         if self.copies is not None:
             views = dict(zip(parameters, self.layout.views(self.copies), strict=True))
             population.copies = {
                 name.removeprefix("stacked."): view.requires_grad_() for name, view in views.items() if name in kinds
             }
-            self.refresh_copies()
+            population.refresh_copies()
 
     def update(self, gradients: Mapping[str, Tensor], factor: Tensor | None, scale: Tensor | None) -> None:
         """Update all parameters that have gradients."""
@@ -58,18 +58,13 @@ class FlatParameters:
             [gradients.get(name) for name in optimizer.parameters],
             rates=optimizer.lr,
             decays=optimizer.weight_decay,
-            own=self.own,
+            own=(optimizer.lr * self.lr_scales, self.own_decays) if self.has_groups else (),
             counts=optimizer.counts,
             rule=optimizer.rule(),
             factor=factor,
             scale=scale,
             copies=self.copies,
         )
-
-    @torch.no_grad()
-    def refresh_copies(self) -> None:
-        if self.copies is not None:
-            self.copies.copy_(self.values)
 
 
 def _ordered(parameter: Tensor, kind: type[nn.Module] | None) -> Tensor:

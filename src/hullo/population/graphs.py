@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+import torch.utils._pytree as pytree
+from torch import Tensor, nn
 
 from hullo.population.kernels.side_stream import join
 
 WARM_UP = 3  # steps before a capture, in which libraries choose and set up their kernels
+MAX_GRAPHS = 8  # of one step: more kinds of inputs than these are not captured
 
 
 class Stateful(Protocol):
@@ -26,13 +29,15 @@ def capture(step: Callable[..., Any], *stateful: Stateful) -> Callable[..., Any]
     """Return a function that takes a training step by replaying a CUDA graph; without a GPU, the step itself.
 
     Args:
-        step: a function of tensors; it is captured for their shapes. It does the forward pass, the backward pass and
+        step: a function of tensors, which may be nested, or of nothing. It does the forward pass, the backward pass and
             the update, reads no tensor on the host, and returns tensors or nothing.
-        stateful: the objects that the step changes, the population and the optimizer: the first call takes a few steps
-            to warm up, then restores their state.
+        stateful: the objects that the step changes, the population and the optimizer: a call that captures takes a few
+            steps to warm up, then restores their state.
 
-    The graph is captured at the first call; calls with tensors of other shapes run without it. The result of a call is
-    overwritten by the next.
+    A graph is captured at the first call, and for inputs of other shapes and types, in training and in evaluation mode,
+    at their first call; a smaller last batch has its own graph. After eight graphs a warning says that further kinds of
+    inputs run without one. The result of a call is overwritten by the next. Gradients of inputs are those that the step
+    returns: a graph reads copies of its inputs.
 
     Example:
         >>> import torch
@@ -53,46 +58,112 @@ def capture(step: Callable[..., Any], *stateful: Stateful) -> Callable[..., Any]
     return _Captured(step, stateful)
 
 
+class _Graph(NamedTuple):
+    """Hold a CUDA graph, the tensors that it reads and those that it writes."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: list[Tensor]
+    returned: Any
+
+
 class _Captured:
     def __init__(self, step: Callable[..., Any], stateful: tuple[Stateful, ...]) -> None:
         self.step, self.stateful = step, stateful
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.inputs: tuple[Tensor, ...] = ()
-        self.returned: Any = None
+        self.graphs: dict[Any, _Graph] = {}
+        self.pool: Any = None  # of the memory of all graphs, of which one runs at a time
+        self.generations: list[int] = []
 
-    def __call__(self, *inputs: Tensor) -> Any:
-        if not inputs or not inputs[0].is_cuda:
-            return self.step(*inputs)
-        if self.graph is None:
-            self._capture(inputs)
-        if self.graph is None or [x.shape for x in inputs] != [x.shape for x in self.inputs]:
-            return self.step(*inputs)
-        for captured, new in zip(self.inputs, inputs, strict=True):
-            captured.copy_(new)
-        self.graph.replay()
-        return self.returned
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        inputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        device = inputs[0].device if inputs else self._device
+        if not _has_graphs(device):
+            return self.step(*args, **kwargs)
+        generations = [getattr(item, "generation", 0) for item in self.stateful]
+        if generations != self.generations:  # members were dropped, and with them what the graphs read
+            self.graphs, self.pool, self.generations = {}, None, generations
+        key = (tuple(map(_kind, leaves)), str(spec), *self._modes(device))
+        found = self.graphs.get(key)
+        if found is None:
+            if len(self.graphs) == MAX_GRAPHS:
+                warnings.warn(
+                    f"a captured step has {MAX_GRAPHS} graphs, one per kind of inputs; for inputs of shapes "
+                    f"{[tuple(x.shape) for x in inputs]} and others it runs without one. Pad inputs to a few shapes, "
+                    "and pass numbers that change as tensors",
+                    stacklevel=2,
+                )
+                return self.step(*args, **kwargs)
+            found = self.graphs[key] = self._capture(leaves, spec, device)
+        with torch.no_grad():
+            for captured, new in zip(found.inputs, inputs, strict=True):
+                captured.copy_(new)
+        found.graph.replay()
+        return found.returned
 
-    def _capture(self, inputs: tuple[Tensor, ...]) -> None:
+    @functools.cached_property
+    def _device(self) -> torch.device:
+        """Return the device of the state that the step changes."""
+        tensors = [tensor for item in self.stateful for tensor in item.state_dict().values()]
+        return next((tensor.device for tensor in tensors if tensor.is_cuda), torch.device("cpu"))
+
+    def _modes(self, device: torch.device) -> tuple[Any, ...]:
+        """Return the modes on which the kernels of a step depend."""
+        training = tuple(item.training for item in self.stateful if isinstance(item, nn.Module))
+        return training, torch.is_grad_enabled(), torch.is_autocast_enabled(device.type)
+
+    def _capture(self, leaves: Sequence[Any], spec: Any, device: torch.device) -> _Graph:
         gc.collect()  # what a failed capture left refers to nodes of other streams
-        self.inputs = tuple(tensor.clone() for tensor in inputs)
+        copies = [
+            leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
+            for leaf in leaves
+        ]
+        args, kwargs = pytree.tree_unflatten(copies, spec)
+        inputs = [leaf for leaf in copies if isinstance(leaf, Tensor)]
+
+        def step() -> Any:
+            for tensor in inputs:
+                tensor.grad = None
+            return self.step(*args, **kwargs)
+
         before = [{name: tensor.clone() for name, tensor in item.state_dict().items()} for item in self.stateful]
-        device = inputs[0].device
-        side = _side_stream(device)
-        side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UP):
-                self.step(*self.inputs)
-        torch.cuda.current_stream(device).wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with pause_collection(), torch.cuda.graph(graph, stream=side):
-            try:
-                self.returned = self.step(*self.inputs)
-            except BaseException:
-                join(device)
-                raise
-        self.graph = graph
-        for item, saved in zip(self.stateful, before, strict=True):
-            item.load_state_dict(saved)  # type: ignore[attr-defined]
+        self.pool = self.pool or torch.cuda.graph_pool_handle()
+        try:
+            graph, returned = _record(step, device, self.pool)
+        finally:
+            for item, saved in zip(self.stateful, before, strict=True):
+                item.load_state_dict(saved)  # type: ignore[attr-defined]
+        return _Graph(graph, inputs, returned)
+
+
+def _record(step: Callable[[], Any], device: torch.device, pool: Any) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """Return a CUDA graph of a step, and what the step returned in it."""
+    side = _side_stream(device)
+    side.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(side):
+        for _ in range(WARM_UP):
+            step()
+    torch.cuda.current_stream(device).wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with pause_collection(), torch.cuda.graph(graph, pool=pool, stream=side):
+        try:
+            returned = step()
+        except BaseException:
+            join(device)
+            raise
+    return graph, returned
+
+
+def _has_graphs(device: torch.device) -> bool:
+    return device.type == "cuda"
+
+
+def _kind(leaf: Any) -> Any:
+    """Return what a graph is captured for: the shape and type of a tensor, the value of a number."""
+    if isinstance(leaf, Tensor):
+        return leaf.shape, leaf.dtype, leaf.requires_grad
+    if leaf is None or isinstance(leaf, (bool, int, float, str)):
+        return leaf
+    raise TypeError(f"a captured step takes tensors and numbers, not {type(leaf).__name__}: make it inside of the step")
 
 
 @contextmanager

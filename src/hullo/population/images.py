@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 from torch import Tensor
@@ -15,26 +16,48 @@ from hullo.population.values import Value
 class AugmentedImages:
     """Hold the image, the flip and the shift of each member and sample.
 
-    Pass it to a population instead of a tensor of shape (K, B, C, H, W) with numbers from 0 to 1. On a GPU, the first
-    convolution reads the bytes, and augmented images are never written.
+    Pass it to a population instead of a tensor of shape (K, B, C, H, W). On a GPU, with the default padding and without
+    normalization, the first convolution reads the bytes, and augmented images are never written.
 
     Args:
         images: bytes, (count, C, H, W).
         index: the index of each image, (K, B).
         moves: whether it is flipped (0 or 1), pixels down and pixels to the right, (K, B, 3).
+        padding: what a shift leaves open: "edge" repeats the pixels at the edge, "zeros" is black, as in a random crop
+            with padding of torchvision, and "reflect" mirrors the image without its edge.
+        mean, std: one number per channel; the tensor is (pixels / 255 - mean) / std, and pixels / 255 by default.
 
     Example:
         >>> import torch
-        >>> row = torch.tensor([[[[0, 51, 102, 255]]]], dtype=torch.uint8)
-        >>> batch = AugmentedImages(row, torch.tensor([[0, 0]]), torch.tensor([[[0, 0, 1], [1, 0, -1]]]))
-        >>> batch.tensor().flatten(2)
-        tensor([[[0.0000, 0.0000, 0.2000, 0.4000],
-                 [0.4000, 0.2000, 0.0000, 0.0000]]])
+        >>> row = torch.tensor([[[[51, 102, 153, 255]]]], dtype=torch.uint8)
+        >>> index, moves = torch.tensor([[0, 0]]), torch.tensor([[[0, 0, 1], [1, 0, -1]]])
+        >>> AugmentedImages(row, index, moves).tensor().flatten(2)      # to the right; flipped and to the left
+        tensor([[[0.2000, 0.2000, 0.4000, 0.6000],
+                 [0.6000, 0.4000, 0.2000, 0.2000]]])
+        >>> AugmentedImages(row, index, moves, padding="zeros").tensor().flatten(2)
+        tensor([[[0.0000, 0.2000, 0.4000, 0.6000],
+                 [0.6000, 0.4000, 0.2000, 0.0000]]])
     """
 
     images: Tensor
     index: Tensor
     moves: Tensor
+    _: KW_ONLY
+    padding: str = "edge"
+    mean: Sequence[float] | None = None
+    std: Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        if self.padding not in PADDINGS:
+            raise ValueError(f"padding={self.padding!r}: give one of {', '.join(map(repr, PADDINGS))}")
+        for name, numbers in (("mean", self.mean), ("std", self.std)):
+            if numbers is not None and len(numbers) != self.images.shape[1]:
+                raise ValueError(f"{name}={numbers!r}: give one number for each of {self.images.shape[1]} channels")
+
+    @property
+    def is_plain(self) -> bool:
+        """Return whether kernels read these images from their bytes."""
+        return self.padding == "edge" and self.mean is None and self.std is None
 
     @property
     def shape(self) -> torch.Size:
@@ -42,8 +65,11 @@ class AugmentedImages:
         return torch.Size([*self.index.shape, *self.images.shape[1:]])
 
     def tensor(self) -> Tensor:
-        """Return the augmented images, (K, B, C, H, W), numbers from 0 to 1."""
-        return scale(move(self.images, self.index, self.moves))
+        """Return the augmented images, (K, B, C, H, W), numbers from 0 to 1 unless they are normalized."""
+        images = scale(move(self.images, self.index, self.moves, self.padding))
+        if self.mean is not None:
+            images = images - _per_channel(tuple(self.mean), images.device)
+        return images if self.std is None else images / _per_channel(tuple(self.std), images.device)
 
 
 class ImagesValue(Value):
@@ -76,8 +102,8 @@ class ImagesValue(Value):
         return self.source.images.device
 
 
-def move(images: Tensor, index: Tensor, moves: Tensor) -> Tensor:
-    """Return images, each flipped and then shifted, with pixels at the edge repeated.
+def move(images: Tensor, index: Tensor, moves: Tensor, padding: str = "edge") -> Tensor:
+    """Return images, each flipped and then shifted.
 
     For images of shape (count, C, H, W), indices of any shape and moves of that shape and 3, the result has the shape
     of the indices and (C, H, W).
@@ -85,11 +111,41 @@ def move(images: Tensor, index: Tensor, moves: Tensor) -> Tensor:
     channels, height, width = images.shape[1:]
     index, moves = index.contiguous(), moves.contiguous()  # the result has their memory order
     flipped, down, right = moves.long()[..., None].unbind(-2)
-    rows = (torch.arange(height, device=images.device) - down).clamp(0, height - 1)
-    columns = (torch.arange(width, device=images.device) - right).clamp(0, width - 1)
+    rows, is_row = PADDINGS[padding](torch.arange(height, device=images.device) - down, height)
+    columns, is_column = PADDINGS[padding](torch.arange(width, device=images.device) - right, width)
     columns = torch.where(flipped == 1, width - 1 - columns, columns)
     every_channel = torch.arange(channels, device=images.device)[:, None, None]
-    return images[index[..., None, None, None], every_channel, rows[..., None, :, None], columns[..., None, None, :]]
+    moved = images[index[..., None, None, None], every_channel, rows[..., None, :, None], columns[..., None, None, :]]
+    if is_row is None or is_column is None:
+        return moved
+    return moved * (is_row[..., None, :, None] & is_column[..., None, None, :])
+
+
+def _repeat(positions: Tensor, size: int) -> tuple[Tensor, None]:
+    return positions.clamp(0, size - 1), None
+
+
+def _mirror(positions: Tensor, size: int) -> tuple[Tensor, None]:
+    last = max(size - 1, 1)
+    return (last - (last - positions.remainder(2 * last)).abs()).clamp_max(size - 1), None
+
+
+def _cut(positions: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    return positions.clamp(0, size - 1), (positions >= 0) & (positions < size)
+
+
+PADDINGS: dict[str, Callable[[Tensor, int], tuple[Tensor, Tensor | None]]] = {
+    "edge": _repeat,
+    "zeros": _cut,
+    "reflect": _mirror,
+}
+"""Functions from positions in a row of pixels to those that they show, and whether there is one; None if always."""
+
+
+@functools.cache
+def _per_channel(numbers: tuple[float, ...], device: torch.device) -> Tensor:
+    """Return one number per channel, as (C, 1, 1); a capture cannot copy it to a GPU, so it is kept."""
+    return torch.tensor(numbers, device=device)[:, None, None]
 
 
 def scale(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:

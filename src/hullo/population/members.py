@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.utils import parametrize
 
-from hullo.population.sites import BOOKKEEPING, Site, read_site
+from hullo.population.sites import BOOKKEEPING, Site, read_own_site, read_site
 from hullo.population.trace.functions import copy_network
 
 
@@ -70,6 +70,9 @@ def _compare(
     for k, other in enumerate(modules[1:], 1):
         comparison = _Comparison(roles[0], roles[k])
         if reason := _difference(modules[0], other, comparison):
+            if path and (own := read_own_site(path, modules)):
+                sites.append(own)
+                return
             raise ValueError(f"members 0 and {k} differ in {where}: {reason}; give networks of one architecture")
         rates[k] += [f"{where}: {rate}" for rate in comparison.rates]
     for name, child in modules[0]._modules.items():

@@ -1,12 +1,13 @@
 """Optimizers of populations: those of torch.optim, with learning rates, weight decay and clipping per member.
 
 Each member is updated as `torch.optim` would update it alone. Learning rates and counters are tensors on the device of
-the parameters: a step can be captured in a CUDA graph, and a schedule can change it afterwards.
+the parameters: a step can be captured in a CUDA graph, and an assignment or a schedule still changes its rates.
 """
 
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -55,10 +56,14 @@ class Optimizer:
         weight_decay: the weight decay, one number or one per member.
         max_norm: clip each member's gradients to this norm, as `torch.nn.utils.clip_grad_norm_` does; one number, one
             per member, or None.
+        coefficient_lr_scale: the learning rate of coefficients and inner scales as a multiple of `lr`, one number or
+            one per member. Coefficients have no weight decay. The slopes of `nn.PReLU` are no coefficients.
         schedule: a function from the number of updates so far, a tensor, to the factor of the learning rates, one
-            number or one per member. Alternatively, assign to `optimizer.lr` during training.
+            number or one per member, such as those of :mod:`hullo.population.schedules`. Alternatively, assign to
+            `optimizer.lr` during training.
         groups: parameters with other settings: dictionaries with "params", a list of the population's parameters, and
-            any of "lr" and "weight_decay".
+            any of "lr" (or "lr_scale", a multiple of `lr`) and "weight_decay". An assignment to `optimizer.lr` changes
+            the rates of all groups by the same factor.
         copies: also store the weights and biases of linear and convolutional layers in this dtype, torch.bfloat16, for
             forward passes under :class:`torch.autocast`. Only on a GPU, where one kernel updates all parameters and
             writes their copies.
@@ -73,6 +78,7 @@ class Optimizer:
         lr: Numbers,
         *,
         weight_decay: Numbers = 0.0,
+        coefficient_lr_scale: Numbers = 1.0,
         max_norm: Numbers | None = None,
         schedule: Schedule | None = None,
         groups: Iterable[Group] = (),
@@ -90,16 +96,32 @@ class Optimizer:
             raise TypeError(f"schedule={schedule!r}: give a function from the number of updates to a factor")
         self.schedule = schedule
         self.updates = torch.zeros((), dtype=torch.float64, device=population.seeds.device)
-        self.parameters = {name: p for name, p in population.named_parameters() if p.requires_grad}
-        self._frozen = {name: p for name, p in population.named_parameters() if not p.requires_grad}
+        self.parameters, self._frozen = self._split_parameters()
         self.counts = self.updates.new_zeros(len(self.parameters))  # updates of each parameter, for Adam
-        self.groups = self._read_groups(groups)
+        self.lr_scales: dict[str, Tensor] = {}
+        self.own_decays: dict[str, Tensor] = {}
+        coefficients = {"params": population.activations.coefficient_parameters(), "weight_decay": 0.0}
+        self._read_groups([coefficients | {"lr_scale": self._numbers("coefficient_lr_scale", coefficient_lr_scale)}])
+        self._read_groups(groups)
         self.state = {
             state: {name: torch.zeros_like(p) for name, p in self.parameters.items()} for state in self.state_names
         }
+        self._kept: Tensor | None = None  # the members that remain of those that `schedule` knows
+        self._copies = copies
+        self._flat = self._make_flat()
+        population.optimizers.append(weakref.ref(self))
+
+    def _split_parameters(self) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter]]:
+        """Return the parameters that are trained, and those that are frozen, by name."""
+        named = list(self.population.named_parameters())
+        trained = {name: p for name, p in named if p.requires_grad}
+        return trained, {name: p for name, p in named if not p.requires_grad}
+
+    def _make_flat(self) -> FlatParameters | None:
+        """Return the buffers of the fused kernel, where there is one."""
         trained = self.parameters.values()
         is_fused = bool(trained) and all(kernels.support(p) and p.is_floating_point() for p in trained)
-        self._flat = FlatParameters(self, copies) if is_fused else None
+        return FlatParameters(self, self._copies) if is_fused else None
 
     def _numbers(self, name: str, given: Numbers) -> Tensor:
         """Return a setting as one number per member."""
@@ -114,10 +136,10 @@ class Optimizer:
             )
         return numbers.expand(members).clone()
 
-    def _read_groups(self, groups: Iterable[Group]) -> dict[str, dict[str, Tensor]]:
-        """Return the settings of parameters in groups, by name."""
+    def _read_groups(self, groups: Iterable[Group]) -> None:
+        """Read the multiples of the learning rate, and the weight decay, of parameters in groups."""
         names = {id(p): name for name, p in self.parameters.items()}
-        by_name: dict[str, dict[str, Tensor]] = {}
+        untrained = {id(item) for item in (*self._frozen.values(), *self.population.buffers())}
         if isinstance(groups, Mapping):
             raise TypeError("groups is a dictionary; give a list of dictionaries")
         for group in groups:
@@ -125,17 +147,37 @@ class Optimizer:
                 raise TypeError(f"a group is a {type(group).__name__}; give dictionaries with params and settings")
             if "params" not in group:
                 raise ValueError(f"a group has no params, only {sorted(group)}; give a list of parameters")
-            if unknown := group.keys() - {"params", "lr", "weight_decay"}:
-                raise ValueError(f"a group has params, lr and weight_decay; got {sorted(unknown)}")
+            if unknown := group.keys() - {"params", "lr", "lr_scale", "weight_decay"}:
+                raise ValueError(f"a group has params, lr or lr_scale, and weight_decay; got {sorted(unknown)}")
             settings = {key: self._numbers(key, value) for key, value in group.items() if key != "params"}
-            params = [group["params"]] if isinstance(group["params"], nn.Parameter) else list(group["params"])
-            for parameter in params:
+            scale, decay = self._lr_scale(settings), settings.get("weight_decay")
+            for parameter in [group["params"]] if isinstance(group["params"], Tensor) else group["params"]:
                 if not isinstance(parameter, Tensor):
                     raise TypeError(f"a group has {parameter!r} in params; give parameters, not their names")
-                if id(parameter) not in names:
-                    raise ValueError(f"a group has a parameter of shape {tuple(parameter.shape)} of another network")
-                by_name[names[id(parameter)]] = settings
-        return by_name
+                if (name := names.get(id(parameter))) is None:
+                    if id(parameter) not in untrained:  # such as coefficients, where no member has a hull
+                        raise ValueError(
+                            f"a group has a parameter of shape {tuple(parameter.shape)} of another network"
+                        )
+                    continue
+                self.lr_scales |= {} if scale is None else {name: scale}
+                self.own_decays |= {} if decay is None else {name: decay}
+
+    def _lr_scale(self, settings: Mapping[str, Tensor]) -> Tensor | None:
+        """Return the learning rates of a group as multiples of the optimizer's; None if it has no other."""
+        if "lr" not in settings:
+            return settings.get("lr_scale")
+        if "lr_scale" in settings:
+            raise ValueError("a group has lr and lr_scale; give one of them")
+        own, lr = settings["lr"], self.lr
+        if bool(((lr == 0) & (own != 0)).any()):
+            raise ValueError("a group has an lr where lr of the optimizer is 0; give lr_scale, the multiple of lr")
+        return torch.where(own == lr, 1.0, own / lr)
+
+    @property
+    def generation(self) -> int:
+        """Return how often members of the population were dropped."""
+        return self.population.generation
 
     @property
     def leaves(self) -> dict[str, Tensor]:
@@ -178,12 +220,11 @@ class Optimizer:
         for count, (name, parameter) in zip(self.counts, self.parameters.items(), strict=True):
             if name not in gradients:
                 continue
-            group = self.groups.get(name, {})
-            lr = group.get("lr", self.lr) * (1.0 if factor is None else factor)
+            lr = self.lr * self.lr_scales.get(name, 1.0) * (1.0 if factor is None else factor)
             gradient = gradients[name].resolve_conj()
             own = (parameter.detach(), gradient, *(self.state[kind][name] for kind in self.state_names))
             changed, gradient, *state = map(torch.view_as_real, own) if parameter.is_complex() else own
-            settings = [_per_member(item, changed) for item in (lr, group.get("weight_decay", self.weight_decay))]
+            settings = [_per_member(item, changed) for item in (lr, self.own_decays.get(name, self.weight_decay))]
             each = max(1, BLOCK * len(changed) // max(1, changed.numel()))
             blocks = (torch.split(item, each) for item in (changed, gradient, *settings, *state))
             for block, part, rates, decays, *states in zip(*blocks, strict=True):
@@ -192,6 +233,8 @@ class Optimizer:
     def _factor(self, scheduled: Tensor | float) -> Tensor:
         """Return the factor of the learning rates that a schedule returned, as a tensor."""
         factor = scheduled if isinstance(scheduled, Tensor) else self.updates.new_full((), scheduled)
+        if self._kept is not None and factor.numel() > 1:
+            factor = factor[self._kept]
         if factor.shape not in ((), (1,), self.lr.shape):
             raise ValueError(
                 f"schedule returned a tensor of shape {tuple(factor.shape)}; return a number, or one for each of "
@@ -233,12 +276,29 @@ class Optimizer:
             raise ValueError(f"the state is of another population or optimizer; they differ in {min(shapes ^ given)}")
         for name, tensor in own.items():
             tensor.copy_(state[name])
-        self.refresh_copies()
 
-    def refresh_copies(self) -> None:
-        """Update the copies after the parameters were changed by other code."""
-        if self._flat is not None:
-            self._flat.refresh_copies()
+    @torch.no_grad()
+    def _keep(self, members: Tensor, select: Callable[[str, Tensor], Tensor]) -> None:
+        """Keep some members; :meth:`Population.keep` calls this after it has changed the parameters.
+
+        Args:
+            members: the numbers of the members to keep.
+            select: a function from a name and a tensor like that parameter before to the part that is kept.
+        """
+        counts = dict(zip(self.parameters, self.counts.tolist(), strict=True))
+        self.parameters, self._frozen = self._split_parameters()
+        self.counts = self.counts.new_tensor([counts[name] for name in self.parameters])
+        for name in ("lr", "weight_decay"):
+            vars(self)[name] = vars(self)[name][members]
+        self.max_norm = None if self.max_norm is None else self.max_norm[members]
+        self.lr_scales = {name: self.lr_scales[name][members] for name in self.parameters if name in self.lr_scales}
+        self.own_decays = {name: self.own_decays[name][members] for name in self.parameters if name in self.own_decays}
+        self.state = {
+            kind: {name: select(name, tensors[name]) for name in self.parameters}
+            for kind, tensors in self.state.items()
+        }
+        self._kept = members if self._kept is None else self._kept[members]
+        self._flat = self._make_flat()
 
 
 class SGD(Optimizer):

@@ -78,8 +78,8 @@ class Population(nn.Module):
     seeds: Tensor
     steps: Tensor
     surgery_hint: ClassVar[str] = (
-        "call it on the networks before they join, or on population[k]; groups of the population's optimizer set the "
-        "learning rate of the coefficients, population.activations.raw"
+        "call it on the networks before they join, or on population[k]; coefficient_lr_scale= of the population's "
+        "optimizer sets the learning rate of the coefficients"
     )
 
     def __init__(
@@ -110,6 +110,9 @@ class Population(nn.Module):
         self._parameter_names = {name for name, _ in networks[0].named_parameters()}
         self._programs: dict[Any, Program] = {}  # the most recently used one last
         self.copies: dict[str, Tensor] = {}  # copies of parameters in lower precision, made by an optimizer
+        self.optimizers: list[weakref.ref[Any]] = []  # which follow when members are dropped
+        self.generation = 0  # counts how often members were dropped
+        self.register_load_state_dict_post_hook(_refresh_copies)  # type: ignore[no-untyped-call]
         self.first_sample = 0  # index of the first sample of a batch that is part of a larger one
         tensors = [tensors_of(network, self._sites) for network in networks]
         running = {  # changed by training
@@ -153,13 +156,7 @@ class Population(nn.Module):
         """Return a copy of member k: a network of the original class, with its current weights."""
         if isinstance(k, slice):
             return [self[i] for i in range(*k.indices(len(self)))]
-        try:
-            k = operator.index(k)
-        except TypeError:
-            raise TypeError(f"population[{k!r}]: give the number of a member, or a slice") from None
-        if not -len(self) <= k < len(self):
-            raise IndexError(f"member {k} of a population of {len(self)}")
-        k %= len(self)
+        k = self._read_index(k)
         stacked = dict(_named_tensors(self.stacked))
         tensors = {name: tensor[k] for name, tensor in stacked.items()}
         tensors |= dict(_named_tensors(self.shared)) | dict(self.activations.member_tensors(k))
@@ -172,18 +169,32 @@ class Population(nn.Module):
             values = tensors[name].reshape(tensor.shape)
             tensors[name] = values.to(dtype or tensor.dtype) if name in slopes else values
         member = filled_copy(empty, tensors)
-        raw, scales = self.activations.raw, self.activations.scales
+        scales, learned_slopes = self.activations.scales, self.activations.slopes
         for name, parameter in member.named_parameters():
             if name in stacked:
                 parameter.requires_grad_(stacked[name].requires_grad)
             else:  # of an activation: a hull that is frozen stays so
-                source = raw if scales is None or not name.endswith("inner_scale") else scales.raw
+                source: Tensor = self.activations.raw
+                if scales is not None and name.endswith("inner_scale"):
+                    source = scales.raw
+                elif learned_slopes is not None and name in slopes:
+                    source = learned_slopes
                 parameter.requires_grad_(parameter.requires_grad and source.requires_grad)
         sites = {site.path for site in self._sites}
         for path, module in self._empty[0].named_modules():
             if path not in sites:
                 member.get_submodule(path).training = module.training
         return member
+
+    def _read_index(self, k: int) -> int:
+        """Return the number of a member, which may be given from the end."""
+        try:
+            k = operator.index(k)
+        except TypeError:
+            raise TypeError(f"population[{k!r}]: give the number of a member, or a slice") from None
+        if not -len(self) <= k < len(self):
+            raise IndexError(f"member {k} of a population of {len(self)}")
+        return k % len(self)
 
     def _converted_dtype(self, stacked: Mapping[str, Tensor], empty: nn.Module) -> torch.dtype | None:
         """Return the dtype that the population was converted to after it was made; None if it was not."""
@@ -194,7 +205,8 @@ class Population(nn.Module):
         return torch.float64 if self.activations.raw.dtype == torch.float64 else None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_programs": {}}  # they hold tensors without values, and are traced again
+        # programs hold tensors without values, and are traced again; copies follow the optimizer of this population
+        return self.__dict__ | {"_programs": {}, "copies": {}, "optimizers": []}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Population:
         for network in self._empty:
@@ -207,6 +219,60 @@ class Population(nn.Module):
 
     def __iter__(self) -> Iterator[nn.Module]:
         return (self[k] for k in range(len(self)))
+
+    def keep(self, members: Iterable[int]) -> None:
+        """Keep some members, in the given order, and drop the others: `population[0]` is then the first of these.
+
+        The rest goes on training where it was. Optimizers of the population follow, and a captured step is
+        captured again.
+
+        Example:
+            >>> from torch import nn
+            >>> from hullo.population import SGD, Population
+            >>> population = Population(lambda: nn.Linear(4, 2), seeds=range(5))
+            >>> optimizer = SGD(population, lr=[0.1, 0.2, 0.3, 0.4, 0.5])
+            >>> population.keep([0, 3])
+            >>> len(population), optimizer.lr
+            (2, tensor([0.1000, 0.4000], dtype=torch.float64))
+        """
+        kept = [self._read_index(k) for k in members]
+        if not kept or len(set(kept)) < len(kept):
+            raise ValueError(f"keep({kept}): give the numbers of the members to keep, each once, and at least one")
+        at = torch.tensor(kept, device=self.seeds.device)
+        activations = self.activations
+        with torch.inference_mode(False), torch.no_grad():
+            self.activations = activations.keep(kept)
+            for name, tensor in list(_named_tensors(self.stacked)):
+                part: Tensor = tensor.detach()[at]
+                if isinstance(tensor, nn.Parameter):
+                    part = nn.Parameter(part, requires_grad=tensor.requires_grad)
+                _register(self.stacked, name, part)
+            self.seeds, self.steps = self.seeds[at], self.steps[at]
+        modes = {path: module.training for path, module in self._empty[0].named_modules()}
+        self._empty, self._differences = [self._empty[k] for k in kept], [self._differences[k] for k in kept]
+        for path, module in self._empty[0].named_modules():
+            module.training = modes.get(path, module.training)
+        self._sites = self.activations.sites
+        self._programs, self.copies = {}, {}
+        self.generation += 1
+
+        def select(name: str, values: Tensor) -> Tensor:
+            if name.startswith("activations."):
+                return activations.select(name.removeprefix("activations."), values, kept, self.activations)
+            return values[at]
+
+        for reference in self.optimizers:
+            if (optimizer := reference()) is not None:
+                optimizer._keep(at, select)
+
+    def refresh_copies(self) -> None:
+        """Write the parameters to their copies in lower precision, after other code has changed them in place.
+
+        A population does that itself when it loads a state.
+        """
+        with torch.no_grad():
+            for name, copied in self.copies.items():
+                copied.copy_(self.stacked.get_parameter(name))
 
     def train(self, mode: bool = True) -> Population:
         """Set training mode, or evaluation mode, as for any module."""
@@ -221,7 +287,8 @@ class Population(nn.Module):
             args, kwargs: the arguments of one network, for all members.
             in_dims: as in :func:`torch.vmap`: the dimension of each positional argument that indexes the members, None
                 if they share it; one number or None for all arguments, or a tuple. Keyword arguments have dimension 0
-                if a tuple is given.
+                if a tuple is given. Do not forget None for a shared batch: one whose size happens to be K would be
+                split, one sample for each member.
         """
         if torch.compiler.is_compiling() and not is_exporting():
             # the message of the error with fullgraph=True
@@ -287,7 +354,7 @@ class Population(nn.Module):
 
     def _wrap_leaf(self, item: Any, dim: int | None) -> Any:
         if isinstance(item, AugmentedImages):
-            return ImagesValue(item)
+            return ImagesValue(item) if item.is_plain else Value(item.tensor(), 0)
         if not isinstance(item, Tensor):
             return item
         if dim is not None and (not -item.dim() <= dim < item.dim() or item.shape[dim] != len(self)):
@@ -360,6 +427,10 @@ class Population(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{len(self)} x {type(self._empty[0]).__name__}"
+
+
+def _refresh_copies(population: Population, keys: object) -> None:
+    population.refresh_copies()
 
 
 def _read_seeds(seeds: Iterable[int] | None) -> list[int]:

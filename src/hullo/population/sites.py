@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -35,7 +34,7 @@ class Activation:
         owner: the id of the raw parameters, equal for sites that share them.
         frozen: the raw parameters of a hull that is not learned.
         scales: the inner scales, (groups, 1) or (groups, bases); None if there are none.
-        function: a module of PyTorch that is not a combination of bases, and is called itself.
+        function: a module that is not a combination of bases, and is called itself.
     """
 
     bases: tuple[Base, ...]
@@ -56,6 +55,16 @@ class Activation:
     def learns(self) -> bool:
         """Return whether anything is learned."""
         return self.parametrization != "fixed" or (self.scales is not None and self.scales.requires_grad)
+
+    @property
+    def is_prelu(self) -> bool:
+        """Return whether it is an `nn.PReLU` that is learned."""
+        return self.parameter == "weight" and self.frozen is None
+
+    @property
+    def is_learned_hull(self) -> bool:
+        """Return whether it is a hull with coefficients that are learned."""
+        return self.parametrization != "fixed" and not self.is_prelu
 
     def equals(self, other: Activation) -> bool:
         """Return whether another activation has the same bases, settings and numbers."""
@@ -120,6 +129,11 @@ class Site:
     classes: Sequence[type[nn.Module]] = ()
     differing: frozenset[str] = frozenset()
 
+    def keep(self, members: Sequence[int]) -> Site:
+        """Return the site of some members."""
+        activations, classes = [self.activations[k] for k in members], [self.classes[k] for k in members]
+        return replace(self, activations=activations, classes=classes)
+
     @property
     def is_scaled(self) -> bool:
         """Return whether a hull has inner scales."""
@@ -131,22 +145,29 @@ class Site:
         functions = [activation.function for activation in self.activations]
         return functions if any(functions) else []
 
-    @property
-    def groups(self) -> int:
-        """Return the number of groups of channels, a common multiple of the members' numbers."""
-        return math.lcm(*(activation.groups for activation in self.activations))
-
-    @property
-    def channel_dim(self) -> int:
-        """Return the dimension of the channels."""
-        dims = {activation.channel_dim for activation in self.activations if activation.groups > 1}
-        return dims.pop() if dims else 1
+    def call(self, k: int, x: Tensor) -> Tensor:
+        """Return what member k's own module computes, which must have the shape of its input."""
+        function = self.functions[k]
+        assert function is not None  # noqa: S101
+        y: Tensor = function(x)
+        if y.shape != x.shape:
+            raise ValueError(
+                f"{self.path!r} of member {k}, {type(function).__name__}, returns shape {tuple(y.shape)} for "
+                f"{tuple(x.shape)}; members may differ in modules that keep the shape"
+            )
+        return y
 
 
 def _call_of(module: nn.Module) -> Activation | None:
-    """Return the activation of a PyTorch module that is called itself; None if it is random or changes the shape."""
+    """Return the activation of a module that is called itself.
+
+    That is one of PyTorch's activations, unless it is random or changes the shape, or a module of one's own without
+    parameters and buffers.
+    """
     is_random = isinstance(module, nn.RReLU) and module.lower != module.upper
-    if not _is_activation(module) or any(True for _ in module.parameters()) or is_random or isinstance(module, nn.GLU):
+    is_native = type(module).__module__.startswith("torch.nn.")
+    has_tensors = any(True for _ in (*module.parameters(), *module.buffers()))
+    if has_tensors or is_random or isinstance(module, nn.GLU) or (is_native and not _is_activation(module)):
         return None
     function = copy.deepcopy(module)
     if hasattr(function, "inplace"):
@@ -170,17 +191,19 @@ def read_site(path: str, modules: Sequence[nn.Module]) -> Site | None:
         _check_parametrization(path, module)
     found = [Activation.of(module) or _call_of(module) for module in modules]
     activations = [item for item in found if item is not None]
-    if hooked or all(item.function is not None for item in activations):
+    are_alike = len(set(map(type, modules))) == 1
+    if hooked or (are_alike and all(item.function is not None for item in activations)):
         return None
     if len(activations) < len(modules):
         k = found.index(None)
         raise ValueError(
             f"module {path!r} is {type(modules[k]).__name__} in member {k}, and an activation in others; give networks "
-            "of one architecture, whose activations are hulls or compute elementwise functions"
+            "of one architecture, whose activations are hulls, those of PyTorch, or modules without parameters and "
+            "buffers"
         )
     inplace = {isinstance(module, InPlace) or bool(getattr(module, "inplace", False)) for module in modules}
     classes = tuple(map(type, modules))
-    site = Site(
+    return Site(
         path,
         activations,
         inplace=True in inplace,
@@ -188,10 +211,15 @@ def read_site(path: str, modules: Sequence[nn.Module]) -> Site | None:
         classes=classes,
         differing=_differing(modules),
     )
-    dims = {item.channel_dim for item in activations if item.groups > 1}
-    if len(dims) > 1:
-        raise ValueError(f"members differ in the dimension of the channels of {path!r}: {sorted(dims)}")
-    return site
+
+
+def read_own_site(path: str, modules: Sequence[nn.Module]) -> Site | None:
+    """Return the site of unlike modules of the user's own, if none of them has parameters or buffers; else None."""
+    found = [_call_of(module) for module in modules]
+    activations = [item for item in found if item is not None]
+    if len(activations) < len(modules) or any(module._forward_hooks or module._forward_pre_hooks for module in modules):
+        return None
+    return Site(path, activations, classes=tuple(map(type, modules)), differing=_differing(modules))
 
 
 def _differing(modules: Sequence[nn.Module]) -> frozenset[str]:

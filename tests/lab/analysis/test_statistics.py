@@ -66,7 +66,7 @@ def test_an_interval_by_hand() -> None:
 
 
 def test_one_number_alone_has_no_interval_and_decides_nothing() -> None:
-    for found in (Interval.of([81.5]), Interval.of([81.5], "next"), Interval.of([81.5], "folds")):
+    for found in (Interval.of([81.5]), Interval.of([81.5], "next")):
         assert found == Interval(81.5, None, 1)
         assert (found.low, found.high) == (-math.inf, math.inf)
         assert found.covers(-1e300)

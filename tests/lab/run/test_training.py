@@ -238,10 +238,10 @@ def test_alexnet_trains_by_sgd_with_step_schedule() -> None:
         assert rate(slower, updates) == pytest.approx(0.01)
         assert rate(slower, updates + 1) == pytest.approx(0.001)
     assert rate(Training([replace(spec, schedule="constant")], loader), 10**9) == pytest.approx(0.01)
-    groups = training.optimizer.groups
-    assert {float(own["lr"]) for name, own in groups.items() if name.endswith("bias")} == {0.02}
-    assert {float(own["weight_decay"]) for own in groups.values()} == {0.0}
-    assert "stacked.conv1.weight" not in groups
+    scales, decays = training.optimizer.lr_scales, training.optimizer.own_decays
+    assert {float(scale) for name, scale in scales.items() if name.endswith("bias")} == {2.0}
+    assert {float(decay) for decay in decays.values()} == {0.0}
+    assert "stacked.conv1.weight" not in scales.keys() | decays.keys()
 
 
 class Centered(nn.Module):

@@ -16,8 +16,8 @@ ALPHA = 1 - LEVEL
 """The error rate of verdicts."""
 
 
-Error = Literal["mean", "next", "folds"]
-"""The error of a test or an interval: of the mean, of one more number, or of a mean over folds."""
+Error = Literal["mean", "next"]
+"""The error of a test or an interval: of the mean, or of one more number."""
 
 
 def variance_factor(count: int, error: Error = "mean") -> float:
@@ -27,14 +27,11 @@ def variance_factor(count: int, error: Error = "mean") -> float:
         1 / n: independent numbers.
     next
         1 + 1 / n: one more number around their mean. A published single run is compared so.
-    folds
-        1 / n + 1 / (n - 1): each number was scored by what had been chosen on the n - 1 others, so they depend on each
-        other (Nadeau and Bengio, "Inference for the generalization error", 2003, with one number in each test set).
 
-    >>> variance_factor(4), variance_factor(4, "next"), variance_factor(5, "folds")
-    (0.25, 1.25, 0.45)
+    >>> variance_factor(4), variance_factor(4, "next")
+    (0.25, 1.25)
     """
-    return 1 / count + {"mean": 0.0, "next": 1.0, "folds": 1 / max(1, count - 1)}[error]
+    return 1 / count + (error == "next")
 
 
 @dataclass(frozen=True)
@@ -113,12 +110,12 @@ def p_value(values: Sequence[float], expected: float = 0.0, error: Error = "mean
 
 
 def are_alike(values: Sequence[float]) -> bool:
-    """Return whether accuracies are equal up to rounding: they then do not say how far others would scatter.
+    """Return whether numbers are equal up to rounding: they then do not say how far others would scatter.
 
     >>> are_alike([0.1 + 0.2, 0.3]), are_alike([0.3, 0.31])
     (True, False)
     """
-    return max(values) - min(values) < 1e-3
+    return max(values) - min(values) < 1e-6
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -268,7 +268,7 @@ def report_interruption(output: Path) -> Iterator[None]:
         with report_write_errors(output, f"{remedy}; finished runs are kept, resume with: {command}"):
             yield
     except KeyboardInterrupt:
-        is_saved = any(any(output.glob(pattern)) for pattern in ("*.safetensors", "checkpoints/*.safetensors"))
+        is_saved = any(any(output.glob(pattern)) for pattern in ("*.npz", "checkpoints/*.safetensors"))
         state = f"the state is saved in {output}; " if is_saved else ""
         typer.echo(f"hullo: stopped; {state}resume with: {command}", err=True)
         raise typer.Exit(_signals.exit_code()) from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -77,7 +76,7 @@ def check(
         is_intact = is_intact and not flaws
         for line in flaws.values() or [f"{copy.release.name} is ready in {copy.folder}"]:
             typer.echo(line)
-    if home is not None and (names or source or home.holds_anything):
+    if home is not None and (names or source or any(home.packed.parent.glob("*"))):
         with report_errors(), Progress(console(), quiet=quiet) as progress:
             ready, lines = home.check(progress)
         is_intact = is_intact and ready
@@ -120,32 +119,23 @@ def pack(
         bool, typer.Option("--partial", help="Pack the available images even if some are missing or broken.")
     ] = False,
     workers: Annotated[
-        int | None, typer.Option(help="Number of decoding processes.", min=1, show_default="one per core")
+        int | None, typer.Option(help="Number of decoding threads.", min=1, show_default="a few more than cores")
     ] = None,
     quiet: QuietOption = False,
 ) -> None:
     """Decode a large data set once, into files that can be read fast; resume interrupted packing."""
     from hullo._signals import unwinding
     from hullo.lab.data import data_root, ilsvrc2012
-    from hullo.lab.data.ilsvrc2012 import packing
-    from hullo.lab.data.ilsvrc2012.workers import available_cores, worker_processes
+    from hullo.lab.data.ilsvrc2012.pack import pack
     from hullo.lab.progress import Progress
 
     with report_errors():
         if name != ilsvrc2012.NAME:
             raise ValueError(f"cannot pack {name!r}; only {ilsvrc2012.NAME} needs packing")
-        home = ilsvrc2012.Home(data_root(data_dir), source)
-    pool = functools.partial(worker_processes, workers or available_cores())
-    with Progress(console(), quiet=quiet) as progress:
-        with report_errors():
-            chosen = packing.choose(home.source, progress, partial=partial)
-        with report_interruption(home.packed), unwinding():
-            pack = packing.pack(home.source, chosen, home.packed, pool, progress, partial=partial)
-    counts = " and ".join(f"{part.num_images:,} {split}" for split, part in pack.parts.items())
-    missing = sum(part.num_released - part.num_images for part in pack.parts.values())
-    damaged = sum(len(part.damaged) for part in pack.parts.values())
-    remarks = [f"; {missing:,} missing or broken"] * bool(missing)
-    remarks += [f"; {damaged:,} damaged: to repair the pack, download them again and repeat the command"] * bool(
-        damaged
-    )
-    typer.echo(f"{name} is packed in {home.packed}: {counts} images{''.join(remarks)}")
+    home = ilsvrc2012.Home(data_root(data_dir), source)
+    with Progress(console(), quiet=quiet) as progress, report_interruption(home.packed), unwinding():
+        packed = pack(home.source, home.packed, progress, partial=partial, workers=workers)
+    counts = " and ".join(f"{split.num_images:,} {name}" for name, split in packed.splits.items())
+    missing = sum(split.num_released - split.num_images for split in packed.splits.values())
+    remark = f"; {missing:,} missing or broken" if missing else ""
+    typer.echo(f"{name} is packed in {home.packed}: {counts} images{remark}")

@@ -251,11 +251,8 @@ def make_optimizer(
         torch.tensor(numbers, dtype=torch.float64, device=population.seeds.device)
         for numbers in (lr, weight_decay, coefficient_lr_scale)
     )
-    raw = population.activations.raw
-    groups: list[dict[str, Any]] = []
-    if raw.requires_grad:
-        groups.append({"params": [raw], "lr": rates * scale, "weight_decay": 0.0})
-    parameters = {name: p for name, p in population.named_parameters() if p.requires_grad and p is not raw}
+    coefficients = set(population.activations.coefficient_parameters())
+    parameters = {name: p for name, p in population.named_parameters() if p not in coefficients}
     biases = [p for name, p in parameters.items() if name.endswith("bias")]
     norms = {f"stacked.{name}" for name in population.layer_parameters((nn.LayerNorm, nn.RMSNorm))}
     others = [
@@ -263,11 +260,14 @@ def make_optimizer(
         for name, p in parameters.items()
         if not name.endswith("bias") and (p.dim() <= 2 or name in norms)  # (K, channels), or of a norm of images
     ]
-    groups.append({"params": biases, "lr": bias_lr_scale * rates, "weight_decay": 0.0})
-    groups.append({"params": others, "weight_decay": 0.0})
+    groups = [
+        {"params": biases, "lr_scale": bias_lr_scale, "weight_decay": 0.0},
+        {"params": others, "weight_decay": 0.0},
+    ]
     options: dict[str, Any] = {
         "lr": rates,
         "weight_decay": decay,
+        "coefficient_lr_scale": scale,
         "schedule": schedule,
         "groups": groups,
         "copies": copies,

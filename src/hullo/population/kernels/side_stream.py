@@ -126,9 +126,14 @@ class _Running(NamedTuple):
 
 
 class _Pass:
-    """Hold what one backward pass has deferred. Only the pass keeps it alive: nothing is left after an error."""
+    """Hold what one backward pass has deferred. Only the pass keeps it alive: nothing is left after an error.
 
-    def __init__(self) -> None:
+    A pass that ends is removed at once: on a GPU, a thread of automatic differentiation may hold it a little longer
+    than `backward()` takes.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
         self.left: dict[Deferred, _Left] = {}
         self.running: deque[_Running] = deque()
 
@@ -137,9 +142,15 @@ class _Pass:
         number = backward_pass_id()
         found = _passes.get(number)
         if found is None:
-            found = _passes[number] = _Pass()
-            torch.autograd.Variable._execution_engine.queue_callback(functools.partial(found.finish, 0))
+            found = _passes[number] = _Pass(number)
+            torch.autograd.Variable._execution_engine.queue_callback(found.end)
         return found
+
+    def end(self) -> None:
+        """Wait for all gradients, and forget what no gradient was asked for."""
+        self.finish(0)
+        self.left.clear()
+        _passes.pop(self.number, None)
 
     def finish(self, rest: int) -> None:
         """Wait for all but the last few gradients, and release what they read."""

@@ -1,15 +1,12 @@
-"""Pack in this process; use the real data set, or a part of it, if available."""
+"""Pack a few images; use the real data set, or a part of it, if available."""
 
-import errno
-import io
 import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from hullo.lab.data.ilsvrc2012 import packing
+from hullo.lab.data.ilsvrc2012 import pack as packs
 from hullo.lab.data.ilsvrc2012.source import Source
 from hullo.lab.progress import Progress
 
@@ -22,34 +19,9 @@ def progress():
 
 @pytest.fixture
 def pack(progress, monkeypatch):
-    """Pack a folder into another, five images a shard, in one thread."""
-    monkeypatch.setattr(packing, "SHARD", 5)
-
-    def pack(source, folder, partial=False):
-        source = Source(source)
-        chosen = packing.choose(source, progress, partial=partial)
-        return packing.pack(source, chosen, folder, lambda: ThreadPoolExecutor(1), progress, partial=partial)
-
-    return pack
-
-
-@pytest.fixture
-def forbid(monkeypatch):
-    """Take away the right to read a file or a folder, even from root."""
-
-    def forbid(path):
-        def without(read):
-            def refuse(asked, *arguments, **options):
-                if os.fspath(asked) == os.fspath(path):
-                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(asked))
-                return read(asked, *arguments, **options)
-
-            return refuse
-
-        for module, name in ((os, "listdir"), (os, "scandir"), (io, "open")):
-            monkeypatch.setattr(module, name, without(getattr(module, name)))
-
-    return forbid
+    """Pack a folder into another, five images a shard."""
+    monkeypatch.setattr(packs, "SHARD", 5)
+    return lambda source, folder, partial=False: packs.pack(Source(source), folder, progress, partial=partial)
 
 
 @pytest.fixture

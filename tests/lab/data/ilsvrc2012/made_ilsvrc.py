@@ -2,11 +2,11 @@
 
 import io
 import random
-import struct
 import tarfile
-import zlib
 
+import numpy as np
 from PIL import Image
+from scipy.io import savemat
 
 TRAIN = {"n03000001": 4, "n01000002": 3, "n02000003": 5}  # in the devkit's order: 1, 2, 3
 WNIDS = sorted(TRAIN)
@@ -14,51 +14,18 @@ TRUTH = [3, 1, 2, 2, 1, 3]
 LAYOUTS = ("tars", "class tars", "flat", "sorted")
 
 
-def element(kind, data):
-    """Return a data element of a MATLAB level 5 file; short ones lie within their tags."""
-    if 0 < len(data) <= 4:
-        return struct.pack("<HH", kind, len(data)) + data.ljust(4, b"\0")
-    return struct.pack("<II", kind, len(data)) + data + bytes(-len(data) % 8)
-
-
-def matrix(kind, count, *parts, name=b""):
-    head = (6, struct.pack("<II", kind, 0)), (5, struct.pack("<ii", 1, count)), (1, name)
-    return element(14, b"".join(element(*part) for part in head) + b"".join(parts))
-
-
-def text(value):
-    return matrix(4, len(value), element(4, value.encode("utf-16-le")))
-
-
-def number(value):
-    return matrix(6, 1, element(4, struct.pack("<H", value)))
-
-
-def as_mat(rows, *, compressed=True):
-    """Return a MATLAB file with one array of structs of texts and numbers."""
-    fields = b"".join(key.encode().ljust(32, b"\0") for key in rows[0])
-    values = [text(value) if isinstance(value, str) else number(value) for row in rows for value in row.values()]
-    array = matrix(2, len(rows), element(5, struct.pack("<i", 32)), element(1, fields), *values, name=b"synsets")
-    if compressed:
-        array = (lambda data: struct.pack("<II", 15, len(data)) + data)(zlib.compress(array))
-    return b"MATLAB 5.0 MAT-file".ljust(124) + struct.pack("<H", 0x0100) + b"IM" + array
-
-
-def synset(number, wnid, words, children, num_images):
-    return {
-        "ILSVRC2012_ID": number,
-        "WNID": wnid,
-        "words": words,
-        "num_children": children,
-        "num_train_images": num_images,
-    }
+def as_mat(synsets):
+    """Return a MATLAB file with an array of structs, as the devkit has it."""
+    fields = ("ILSVRC2012_ID", "WNID", "words", "num_children", "num_train_images")
+    stream = io.BytesIO()
+    savemat(stream, {"synsets": np.array(synsets, [(field, object) for field in fields])}, do_compression=True)
+    return stream.getvalue()
 
 
 def devkit_files():
-    rows = [synset(place, wnid, f"thing {wnid[-1]}", 0, n) for place, (wnid, n) in enumerate(TRAIN.items(), 1)]
-    rows.append(synset(4, "n00000004", "entity", 3, 0))
+    synsets = [(place, wnid, f"thing {wnid[-1]}", 0, count) for place, (wnid, count) in enumerate(TRAIN.items(), 1)]
     return {
-        "data/meta.mat": as_mat(rows),
+        "data/meta.mat": as_mat([*synsets, (4, "n00000004", "entity", 3, 0)]),
         "data/ILSVRC2012_validation_ground_truth.txt": "".join(f"{line}\n" for line in TRUTH).encode(),
     }
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from made_ilsvrc import lay_out
 
 from hullo.lab.data.ilsvrc2012 import stream
-from hullo.lab.data.ilsvrc2012.stream import Memory, read_ahead, split_steps, to_device
+from hullo.lab.data.ilsvrc2012.stream import read_ahead, split_steps, to_device
 from hullo.lab.data.release import DataError
 from hullo.lab.distributed import World
 
@@ -70,24 +70,11 @@ def test_process_with_an_empty_shard_gets_an_empty_batch(dataset):
     assert list(read_ahead(dataset, [])) == []
 
 
-def test_memory_is_reused_after_its_last_reference(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    memory = Memory()
-    first = memory.allocate(3)
-    place, part = first.data_ptr(), first[1, :2]
-    del first
-    assert memory.allocate(3).data_ptr() != place  # a part of it is in use
-    del part
-    again = [memory.allocate(2), memory.allocate(2)]
-    assert place in [tensor.data_ptr() for tensor in again]
-    assert memory.allocate(5).shape == (5, 256, 256, 3)
-
-
 def test_error_in_a_thread_is_raised_and_stops_all_threads(packed, dataset):
-    with (packed.folder / "train-002.safetensors").open("r+b") as file:
+    with (packed.folder / "train-002.npy").open("r+b") as file:
         file.truncate(5000)
     batches = read_ahead(dataset, split_steps(torch.arange(12), 2))
-    with pytest.raises(DataError, match=r"train-002.safetensors is truncated"):
+    with pytest.raises(DataError, match=r"train-002.npy is truncated"):
         list(batches)
 
 

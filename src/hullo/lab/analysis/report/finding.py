@@ -4,39 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hullo.lab.analysis.comparisons import Comparison, leave_one_seed_out, with_common_seeds
 from hullo.lab.analysis.experiments import Experiment
+from hullo.lab.analysis.inference import Comparison, compare
 from hullo.lab.analysis.statistics import ALPHA, Interval, are_alike, holm
 from hullo.lab.spec.activation import PRELU, ActivationSpec
 
 
 def gain(experiment: Experiment) -> Interval | None:
-    """Return how much the best hull gains over the best other activation, in points; None if there are not both.
+    """Return how much the best hull gains over the best other activation, in points; None if that is unknown.
 
-    The best of either side is chosen on the other seeds. Fixed activations and PReLU are the others. Activations of
-    which all runs diverged do not count.
+    Fixed activations and PReLU are the others. Activations of which all runs diverged do not count.
     """
-    found = _compare(experiment)
-    return found.difference if found else None
-
-
-def _compare(experiment: Experiment) -> Comparison | None:
-    """Return the comparison of the best hull and the best other activation; None without common seeds of both."""
-    sides = _sides(experiment)
-    hulls, others, _ = with_common_seeds(experiment.accuracies, *sides)
-    folds = tuple(leave_one_seed_out(experiment.accuracies, *sides))
-    return Comparison(experiment.name, "", folds, choice=len(hulls + others) > 2) if folds else None
+    found = compare(experiment.accuracies, *_sides(experiment))
+    return found.interval if found else None
 
 
 def finding(experiments: Mapping[str, Experiment]) -> str:
     """Return the finding for experiments by title: one sentence. Several are corrected for their number (Holm)."""
-    compared = {title: _compare(experiment) for title, experiment in experiments.items()}
-    tested = {title: found for title, found in compared.items() if found and len(found.folds) > 1}
+    compared = {title: compare(e.accuracies, *_sides(e)) for title, e in experiments.items()}
+    tested = {title: found for title, found in compared.items() if found and len(found.seeds) > 1}
     if len(tested) < 2:
         title = next(iter([*tested, *experiments]))
-        return f"{title}: {_of_one(experiments[title])}"
-    adjusted = holm([1.0 if are_alike(found.differences) else found.p for found in tested.values()])
-    gains = {t: tested[t].difference for t, p in zip(tested, adjusted, strict=True) if p <= ALPHA}
+        return f"{title}: {_of_one(experiments[title], compared[title])}"
+    adjusted = holm([found.p for found in tested.values()])
+    gains = {t: tested[t].interval for t, p in zip(tested, adjusted, strict=True) if p <= ALPHA}
     wins, losses = (
         [f"{title} (by {_size(found)} points)" for title, found in gains.items() if (found.mean > 0) == won]
         for won in (True, False)
@@ -48,30 +39,31 @@ def finding(experiments: Mapping[str, Experiment]) -> str:
     return f"{'; '.join(said)}."
 
 
-def _of_one(experiment: Experiment) -> str:
-    sides, comparison = _sides(experiment), _compare(experiment)
-    known = [row for side in sides for row in side]
+def _of_one(experiment: Experiment, found: Comparison | None) -> str:
+    known = [row for side in _sides(experiment) for row in side]
     if not known:
         return "all runs diverged."
-    if not comparison:
-        return f"the best activation of {len(known)} is {_best(experiment, known)}."
-    hulls, others, seeds = with_common_seeds(experiment.accuracies, *sides)
-    best, other = _best(experiment, hulls), _best(experiment, others)
-    found = comparison.difference
-    pair = f"the best hull, {best}, and the best other activation, {other}"
-    if len(seeds) == 1:
-        said = f"{pair}, were run with one common seed, which decides nothing."
-    elif are_alike(comparison.differences):  # as with few test images
-        gap = f"differ by {abs(found.mean):.2f} points" if round(found.mean, 2) else "are equal"
-        said = f"{pair}, {gap} with each of {len(seeds)} seeds, which gives no interval."
-    elif found.covers(0.0):
-        said = f"{pair}, differ by {_size(found)} points, which {len(seeds)} seeds cannot tell from 0."
+    if not all(_sides(experiment)):
+        return f"nothing to compare, without both a hull and another activation{_listed(known)}."
+    if not found:
+        return f"too few seeds to choose the best of {len(known)} activations on some and confirm it on others."
+    pair, confirming = f"{found.row} and {found.other}", f"on {_name_seeds(found.seeds)}"
+    if len(found.seeds) == 1:
+        said = f"{pair} differ by {_size(found.interval)} points {confirming}; one seed gives no interval"
+    elif are_alike([*found.differences.values()]):  # as with few test images
+        size = f"{abs(found.interval.mean):.2f}"
+        gap = "are equal" if size == "0.00" else f"differ by {size} points"
+        said = f"{pair} {gap} on each of {_name_seeds(found.seeds)}, which gives no interval"
+    elif found.p > ALPHA:
+        needed = found.seeds_needed()
+        plan = f"; about {needed} such seeds would decide" if needed else ""
+        said = f"{pair} differ by {_size(found.interval)} points {confirming}: undecided{plan}"
     else:
-        verb, word = ("gains", "over") if found.mean > 0 else ("loses", "to")
-        said = f"the best hull, {best}, {verb} {_size(found)} points {word} the best other activation, {other}."
-    left_out = [row for row in known if row not in hulls + others]
-    why = f"they lack some of the {len(seeds)} seeds"
-    return said + f" Not compared, as {why}{_listed(left_out)}." * bool(left_out)
+        verb, word = ("gains", "over") if found.interval.mean > 0 else ("loses", "to")
+        said = f"{found.row} {verb} {_size(found.interval)} points {word} {found.other} {confirming}"
+    chosen = f"; {_name_seeds(found.chosen_on)} chose the hull and the other activation" if found.chosen_on else ""
+    lacking = f" Not compared, for want of seeds{_listed(found.left_out)}." if found.left_out else ""
+    return f"{said}{chosen}.{lacking}"
 
 
 def _sides(experiment: Experiment) -> tuple[list[str], list[str]]:
@@ -81,9 +73,15 @@ def _sides(experiment: Experiment) -> tuple[list[str], list[str]]:
     return hulls, [row for row in rows if row not in hulls]
 
 
-def _best(experiment: Experiment, rows: Sequence[str]) -> str:
-    best = max((experiment.cells[row] for row in rows), key=lambda cell: cell.accuracy.mean)
-    return f"{best.row} ({best.accuracy.spell()} %)"
+def _name_seeds(seeds: Sequence[int]) -> str:
+    """Return seeds as text.
+
+    >>> _name_seeds([0]), _name_seeds([1, 2, 3]), _name_seeds([1, 3])
+    ('seed 0', 'seeds 1 to 3', 'seeds 1 and 3')
+    """
+    if len(seeds) > 2 and seeds[-1] - seeds[0] == len(seeds) - 1:
+        return f"seeds {seeds[0]} to {seeds[-1]}"
+    return f"seed{'s' * (len(seeds) > 1)} {_listed([*map(str, seeds)])[2:]}"
 
 
 def _size(interval: Interval) -> str:

@@ -22,8 +22,7 @@ def decode(content: bytes) -> NDArray[np.uint8]:
 
     Height and width are resized independently, as in the paper's protocol, with an antialiased bilinear filter.
     Grayscale is repeated, CMYK is converted (inverted, as Adobe writes it), alpha is dropped. Metadata are ignored: no
-    image is rotated, and damaged metadata do not matter. A JPEG with damage in the middle of its data is decoded; see
-    `hullo.lab.data.ilsvrc2012.jpeg`.
+    image is rotated, and damaged metadata do not matter.
 
     Examples:
         >>> buffer = io.BytesIO()

@@ -1,7 +1,8 @@
-"""List the images of ILSVRC-2012 per split, from the official tars or from the extracted folders."""
+"""The released files of ILSVRC-2012, as official tars or as folders: every image and its label."""
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import tarfile
@@ -9,11 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
-from hullo.lab.data.ilsvrc2012 import devkit as devkits
+from hullo._install import install_command
 from hullo.lab.data.release import DataError, File
 from hullo.lab.files import open_regular
 
@@ -22,184 +22,195 @@ TARS = {
     "train": File("ILSVRC2012_img_train.tar", 147_897_477_120, "1d675b47d978889d74fa0da5fadfb00e", "md5"),
     "val": File("ILSVRC2012_img_val.tar", 6_744_924_160, "29b22e2961454d5413ddabcf34fc5622", "md5"),
 }
-NUM_IMAGES = {"train": 1_281_167, "val": 50_000}
-CLASSES = 1000
-MAX_BYTES = 2**28
-"""The largest size of an image file in bytes; the largest released image has 15 million."""
+DEVKIT = File("ILSVRC2012_devkit_t12.tar.gz", 2_568_145, "fa75699e90414af021442c21a62c3abf", "md5")
+DEVKIT_FOLDERS = ("ILSVRC2012_devkit_t12", "devkit")
+NUM_RELEASED = {"train": 1_281_167, "val": 50_000}
+NUM_CLASSES = 1000
 
 _WNID = re.compile(r"n\d{8}")
-
-OnProgress = Callable[[float], None]
 
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Turn an OSError from reading a path, or a path below it, into a DataError."""
+    """Turn an OSError or a damaged tar into a DataError that names the file."""
     try:
         yield
     except OSError as error:
         raise DataError(
-            f"{error.filename or path} cannot be read ({error.strerror}); make it readable, then try again"
+            f"{error.filename or path} cannot be read ({error.strerror or error}); make it readable, then try again"
         ) from error
+    except (EOFError, tarfile.TarError) as error:
+        raise DataError(f"{path} is truncated or damaged ({error}); download it again") from error
 
 
-class Bytes(NamedTuple):
-    """The file and the range of bytes of an image; in a tar, too, they are contiguous."""
+class EncodedImage(NamedTuple):
+    """A released image: its name, its label, and where its bytes are, in a file or in a tar."""
 
+    name: str
+    label: int
     path: str
     start: int = 0
-    size: int = -1  # up to the file's end, or as much as an image may have
+    size: int = -1
 
     def read(self) -> bytes:
         with open_regular(Path(self.path)) as file:
             file.seek(self.start)
-            return file.read(MAX_BYTES if self.size < 0 else self.size)
+            return file.read(self.size)
 
 
-class EncodedImage(NamedTuple):
-    """A released image: its name, its label, and its encoded bytes."""
+class Devkit(NamedTuple):
+    """The classes as (WordNet identifier, words), sorted, with their numbers of training images; labels of val images.
 
-    name: str
-    label: int
-    encoded: Bytes
+    Labels are positions in this order, as in other libraries, not the numbers of the devkit.
+    """
+
+    classes: list[tuple[str, str]]
+    num_train: list[int]
+    val_labels: list[int]
 
 
 @dataclass(frozen=True)
 class Source:
     """The released files of ILSVRC-2012 in a folder.
 
-    Each split is a tar, as released, or a folder `train` or `val`; the tar is used if both exist. Training images are
-    in folders or tars named by WordNet identifiers. Val images may be, too; otherwise the devkit has their labels.
+    A split is the released tar, or a folder `train` or `val` of images, of folders by class, or of tars by class. Val
+    images that are not sorted by class have their labels in the devkit.
     """
 
     folder: Path
 
     @cached_property
-    def devkit(self) -> devkits.Devkit | None:
-        return devkits.find_devkit(self.folder)
-
-    def paths_of(self, split: str) -> list[Path]:
-        """Return the tar and the folder of a split, as far as they exist."""
-        with readable(self.folder):
-            names = os.listdir(self.folder) if self.folder.is_dir() else []
-        return [self.folder / name for name in (TARS[split].name, split) if name in names]
-
-    def path_of(self, split: str) -> Path:
-        """Return the tar or the folder of a split; raise a DataError if there is neither."""
-        for path in self.paths_of(split):
-            return path
-        state = f"has neither {TARS[split].name} nor a folder {split}" if self.folder.is_dir() else "is not a directory"
-        tars = " and ".join(tar.name for tar in TARS.values())
-        raise DataError(
-            f"{self.folder} {state}; put there {tars}, or the folders {' and '.join(SPLITS)}, and "
-            f"{devkits.ARCHIVE}, packed or extracted"
-        )
-
-    def shortfall(self, split: str) -> str:
-        """Return a remark on a tar that is shorter than the released one, or an empty string."""
-        path, released = self.path_of(split), TARS[split]
-        size = path.stat().st_size
-        if path.name != released.name or size >= released.size:
-            return ""
-        return f" ({path.name} has {size:,} of the released {released.size:,} bytes: truncated, unless you repacked it)"
+    def devkit(self) -> Devkit | None:
+        """The devkit, packed or extracted; None if there is none."""
+        for path in (self.folder / name for name in (DEVKIT.name, *DEVKIT_FOLDERS)):
+            if path.exists():
+                with readable(path):
+                    return _read_devkit(path)
+        return None
 
     @cached_property
-    def wnids(self) -> tuple[str, ...]:
-        """Return the WordNet identifiers of the classes, in the order of their labels."""
+    def classes(self) -> list[tuple[str, str]]:
+        """The classes as (WordNet identifier, words), in the order of their labels."""
         if self.devkit is not None:
-            return tuple(item.wnid for item in self.devkit.classes)
+            return self.devkit.classes
         val = self.path_of("val")
         wnids = sorted(filter(_WNID.fullmatch, os.listdir(val))) if val.is_dir() else []
-        if len(wnids) == CLASSES:
-            return tuple(wnids)
+        if len(wnids) != NUM_CLASSES:
+            raise DataError(
+                f"{self.folder} has no devkit, and val images are not sorted into {NUM_CLASSES} folders; put "
+                f"{DEVKIT.name} (md5 {DEVKIT.digest}) there"
+            )
+        return [(wnid, "") for wnid in wnids]
+
+    def path_of(self, split: str) -> Path:
+        """Return the tar or the folder of a split."""
+        for path in (self.folder / TARS[split].name, self.folder / split):
+            if os.path.lexists(path):
+                return path
+        tars = " and ".join(tar.name for tar in TARS.values())
         raise DataError(
-            f"{self.folder} has no devkit, which has the labels of val images that are not sorted into {CLASSES} "
-            f"folders; {devkits.REMEDY}"
+            f"{self.folder} has neither {TARS[split].name} nor a folder {split}; put there {tars}, or the folders "
+            f"{' and '.join(SPLITS)}, and {DEVKIT.name}"
         )
 
     def num_released(self, split: str) -> int:
         """Return the number of released images of a split."""
         if self.devkit is None:
-            return NUM_IMAGES[split]
-        return len(self.devkit.val_labels) if split == "val" else sum(item.num_images for item in self.devkit.classes)
+            return NUM_RELEASED[split]
+        return len(self.devkit.val_labels) if split == "val" else sum(self.devkit.num_train)
 
-    def images(self, split: str, on_progress: OnProgress = lambda _: None) -> list[EncodedImage]:
+    def images(self, split: str, on_progress: Callable[[float], None] = lambda _: None) -> list[EncodedImage]:
         """Return the images of a split, sorted by name; call `on_progress` with the completed fraction."""
         path = self.path_of(split)
+        labels = {wnid: label for label, (wnid, _) in enumerate(self.classes)}
+        if split == "val" and self.devkit:
+            numbered = enumerate(self.devkit.val_labels, 1)
+            labels |= {f"ILSVRC2012_val_{number:08}.JPEG": label for number, label in numbered}
+        images: dict[str, EncodedImage] = {}
         with readable(path):
-            return self._list(split, path, on_progress)
-
-    def _list(self, split: str, path: Path, on_progress: OnProgress) -> list[EncodedImage]:
-        label_of = {wnid: label for label, wnid in enumerate(self.wnids)}
-        labels = self.devkit.val_labels if split == "val" and self.devkit else ()
-        val_labels = {f"ILSVRC2012_val_{number:08}.JPEG": label for number, label in enumerate(labels, 1)}
-        images = []
-        for wnid, name, encoded in (
-            _in_tar(path, on_progress=on_progress) if path.is_file() else _in_folder(path, on_progress)
-        ):
-            if not name.isprintable():
-                raise DataError(f"{path}: invalid file name {name!r}; rename the image, or remove it")
-            if wnid and wnid not in label_of:
-                raise DataError(f"{path}: {wnid} is not one of the {len(label_of):,} classes of ILSVRC-2012; remove it")
-            label = label_of[wnid] if wnid else val_labels.get(name)
-            if label is None:
-                raise DataError(f"{path}: {name} has no label; remove it, or move it to the folder of its class")
-            if val_labels.get(name, label) != label:
-                raise DataError(
-                    f"{path}: {name} is in {wnid}, but its class is {self.wnids[val_labels[name]]}; move it there"
-                )
-            images.append(EncodedImage(name, label, encoded))
-        images.sort()
-        for first, second in pairwise(images):
-            if first.name == second.name:
-                raise DataError(f"{path} has {first.name} twice; remove one of them")
-        return images
+            for wnid, name, place in (
+                _list_tar(path, on_progress) if path.is_file() else _list_folder(path, on_progress)
+            ):
+                label = labels.get(name, labels.get(wnid))
+                if label is None or labels.get(wnid, label) != label:
+                    where = f"{wnid}, which is not its class" if wnid else "no folder of a class"
+                    raise DataError(f"{path}: {name!r} is in {where}; move it, or remove it")
+                if name in images:
+                    raise DataError(f"{path} has {name!r} twice; remove one of them")
+                images[name] = EncodedImage(name, label, *place)
+        if not images:
+            raise DataError(f"{path} contains no images, files named *.JPEG")
+        return sorted(images.values())
 
 
-Listing = Iterator[tuple[str, str, Bytes]]
-"""Per image: the WordNet identifier of its folder or tar, if any, its name, its bytes."""
+Listing = Iterator[tuple[str, str, tuple[str, int, int]]]
+"""Per image: the WordNet identifier of its folder or tar, if any, its name, and its file, first byte and size."""
 
 
-def _in_folder(folder: Path, on_progress: OnProgress) -> Listing:
-    entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-    for done, entry in enumerate(entries):
-        if _WNID.fullmatch(entry.name) and entry.is_dir():
-            for name in os.listdir(entry):
-                if name.endswith(".JPEG"):
-                    yield entry.name, name, Bytes(f"{entry.path}/{name}")
-        elif entry.name.endswith(".tar"):
-            yield from _in_tar(Path(entry.path), Path(entry).stem)
-        elif entry.name.endswith(".JPEG"):
-            yield "", entry.name, Bytes(entry.path)
-        on_progress((done + 1) / len(entries))
+def _list_folder(folder: Path, on_progress: Callable[[float], None], wnid: str = "") -> Listing:
+    entries = sorted(os.listdir(folder))
+    for done, name in enumerate(entries, 1):
+        path = folder / name
+        if name.endswith(".JPEG"):
+            yield wnid, name, (str(path), 0, -1)
+        elif name.endswith(".tar"):
+            with readable(path):
+                yield from _list_tar(path, lambda _: None, path.stem)
+        elif _WNID.fullmatch(name) and path.is_dir():
+            yield from _list_folder(path, lambda _: None, name)
+        on_progress(done / len(entries))
 
 
-def _in_tar(path: Path, wnid: str = "", on_progress: OnProgress = lambda _: None) -> Listing:
+def _list_tar(path: Path, on_progress: Callable[[float], None], wnid: str = "") -> Listing:
     size = path.stat().st_size
 
-    def members(file: BinaryIO, wnid: str) -> Listing:
+    def members(file: io.BufferedReader, wnid: str) -> Listing:
         with tarfile.open(fileobj=file, mode="r:") as tar:  # from the current position: also a tar within a tar
             for member in tar:
                 end = member.offset_data + member.size
-                if not member.offset_data <= end <= size:
+                if end > size:
                     raise tarfile.ReadError(f"{member.name} would end at byte {end:,} of {size:,}")
-                inner = member.name.endswith(".tar")
-                if (inner or member.name.endswith(".JPEG")) and (not member.isreg() or member.issparse()):
-                    raise tarfile.ReadError(f"{member.name} is not a regular file")
-                if inner and wnid:
-                    raise tarfile.ReadError(f"{member.name} is a tar in the tar of a class")
-                if inner:
+                if member.isreg() and member.name.endswith(".tar"):
                     file.seek(member.offset_data)
                     yield from members(file, Path(member.name).stem)
-                elif member.name.endswith(".JPEG"):
-                    yield wnid, Path(member.name).name, Bytes(str(path), member.offset_data, member.size)
+                elif member.isreg() and member.name.endswith(".JPEG"):
+                    yield wnid, Path(member.name).name, (str(path), member.offset_data, member.size)
                 on_progress(end / size)
 
+    with open_regular(path) as file:
+        yield from members(file, wnid)
+
+
+def _read_devkit(path: Path) -> Devkit:
     try:
-        with open_regular(path) as file:
-            yield from members(file, wnid)
-    except DataError:
-        raise
-    except (*devkits.DAMAGE, ValueError) as error:
-        sizes = [f"; expected {tar.size:,} bytes, md5 {tar.digest}" for tar in TARS.values() if tar.name == path.name]
-        raise DataError(f"{path} is truncated or damaged ({error}){''.join(sizes)}; download it again") from error
+        from scipy.io import loadmat  # type: ignore[import-untyped]
+    except ImportError:
+        raise DataError(
+            f"{path} needs SciPy, which is not installed; install it: {install_command('ilsvrc')}"
+        ) from None
+    meta, truth = (_read_member(path, name) for name in ("meta.mat", "ILSVRC2012_validation_ground_truth.txt"))
+    try:
+        synsets: Any = loadmat(io.BytesIO(meta), squeeze_me=True)["synsets"]
+        leaves = sorted((item for item in synsets if item["num_children"] == 0), key=lambda item: str(item["WNID"]))
+        label_of = {int(item["ILSVRC2012_ID"]): label for label, item in enumerate(leaves)}
+        return Devkit(
+            [(str(item["WNID"]), str(item["words"])) for item in leaves],
+            [int(item["num_train_images"]) for item in leaves],
+            [label_of[int(line)] for line in truth.split()],
+        )
+    except Exception as error:  # SciPy raises exceptions of many types for damaged files
+        raise DataError(
+            f"{path} is damaged ({type(error).__name__}: {error}); download {DEVKIT.name} (md5 {DEVKIT.digest}) again"
+        ) from error
+
+
+def _read_member(path: Path, name: str) -> bytes:
+    """Return a file of the devkit, from its archive or its folder."""
+    if path.name != DEVKIT.name:
+        return (path / "data" / name).read_bytes()
+    with open_regular(path) as file, tarfile.open(fileobj=file) as tar:
+        try:
+            member = tar.extractfile(f"{DEVKIT.name.removesuffix('.tar.gz')}/data/{name}")
+        except KeyError as error:
+            raise tarfile.ReadError(f"no {name} in it") from error
+        return member.read() if member else b""

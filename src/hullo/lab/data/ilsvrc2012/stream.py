@@ -11,20 +11,16 @@ Order, crops and labels are fixed before reading starts: results do not depend o
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from hullo.lab.data.ilsvrc2012.decoding import SHAPE
-from hullo.lab.data.ilsvrc2012.packed import PackedImages
-from hullo.lab.data.ilsvrc2012.workers import available_cores
+from hullo.lab.data.ilsvrc2012.pack import PackedImages
 from hullo.lab.distributed import SINGLE_PROCESS, World
 
 PREFETCH = 4
@@ -55,13 +51,12 @@ def split_steps(order: Tensor, batch: int, *, start: int = 0, world: World = SIN
 def read_ahead(dataset: PackedImages, steps: Iterable[Tensor], *, workers: int | None = None) -> Iterator[Tensor]:
     """Yield the images of each step, uint8 of shape (count, 256, 256, 3), and read the next steps in the background.
 
-    By default there is one reading thread per core.
+    By default there are a few more reading threads than cores.
     """
-    memory = Memory()
-    threads = ThreadPoolExecutor(workers or available_cores(), thread_name_prefix="read_ahead")
+    threads = ThreadPoolExecutor(workers, thread_name_prefix="read_ahead")
 
     def start_reading(indices: Tensor) -> tuple[Tensor, list[Future[None]]]:
-        images = memory.allocate(len(indices))
+        images = torch.empty((len(indices), *SHAPE), dtype=torch.uint8, pin_memory=torch.cuda.is_available())
         chunks = zip(torch.split(images, CHUNK), torch.split(indices, CHUNK), strict=True)
         return images, [threads.submit(dataset.read_into, out.numpy(), part.numpy()) for out, part in chunks]
 
@@ -75,28 +70,6 @@ def read_ahead(dataset: PackedImages, steps: Iterable[Tensor], *, workers: int |
             yield _wait_for(*pending.popleft())
     finally:
         threads.shutdown(cancel_futures=True)
-
-
-class Memory:
-    """Allocates memory for batches and reuses it, since the first touch of a page costs more than reading it.
-
-    With a GPU, memory is pinned and reused by PyTorch's caching allocator.
-    """
-
-    def __init__(self) -> None:
-        self._pinned = torch.cuda.is_available()
-        self._free: list[NDArray[np.uint8]] = []
-
-    def allocate(self, count: int) -> Tensor:
-        """Return memory for `count` images."""
-        if self._pinned:
-            return torch.empty((count, *SHAPE), dtype=torch.uint8, pin_memory=True)
-        buffer = self._free.pop() if self._free else np.empty((count, *SHAPE), np.uint8)
-        if len(buffer) < count:
-            buffer = np.empty((count, *SHAPE), np.uint8)
-        view = buffer[:count]  # freed after the last tensor that refers to it
-        weakref.finalize(view, self._free.append, buffer)
-        return torch.from_numpy(view)
 
 
 def _wait_for(images: Tensor, chunks: list[Future[None]]) -> Tensor:

@@ -111,8 +111,8 @@ function studySwitch() {
 function gainNote() {
   if (!shownColumns().some(gainText)) return "";
   return (
-    "Hulls: the best hull minus the best other activation, in points, each chosen on the other seeds, under the " +
-    "fairest reading of the experiment."
+    "Hulls: the best hull minus the best other activation, in points, each chosen on some seeds and compared on " +
+    "others, under the fairest reading of the experiment."
   );
 }
 

@@ -1,0 +1,87 @@
+"""ILSVRC-2012 in a data directory: what is there, and what to do next."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from hullo.lab.data.ilsvrc2012.pack import IMAGE_BYTES, MANIFEST, Pack
+from hullo.lab.data.ilsvrc2012.source import DEVKIT, NUM_RELEASED, SPLITS, TARS, Source, readable
+from hullo.lab.data.release import DataError, data_root
+from hullo.lab.progress import Progress
+
+NAME = "ilsvrc2012"
+FILES = ", ".join(f"{file.name} ({file.size / 1e9:.1f} GB, md5 {file.digest})" for file in (*TARS.values(), DEVKIT))
+
+
+@dataclass(frozen=True)
+class Home:
+    """The pack in a data directory, and the released files there or elsewhere."""
+
+    root: Path
+    elsewhere: Path | None = None
+
+    @cached_property
+    def source(self) -> Source:
+        return Source(self.elsewhere or self.root / NAME)
+
+    @property
+    def packed(self) -> Path:
+        return self.root / NAME / "packed"
+
+    @property
+    def command(self) -> str:
+        """The command that makes the pack."""
+        data = [] if self.root == data_root() else ["--data", str(self.root)]
+        source = [] if self.elsewhere is None else ["--source", str(self.elsewhere)]
+        return shlex.join(["hullo", "data", "pack", NAME, *data, *source])
+
+    def explain_fetch(self) -> str:
+        """Return instructions for getting the data set."""
+        return (
+            f"{NAME} can only be downloaded with an account at https://image-net.org; download {FILES} to "
+            f"{self.source.folder}, then run: {self.command}"
+        )
+
+    def overview_row(self) -> tuple[str, str, str, str, str]:
+        """Return the row of the table of data sets: name, content, size, state and location."""
+        size = f"{sum(NUM_RELEASED.values()) * IMAGE_BYTES / 1e6:,.1f} MB"
+        with readable(self.packed):
+            if (self.packed / MANIFEST).exists():
+                state = "packed" if Pack.open(self.packed).is_complete else "packed in part"
+            else:
+                state = "not packed" if self.source.folder.is_dir() else "not fetched"
+        return NAME, "1,281,167 + 50,000 color images of things, 256 x 256", size, state, str(self.packed.parent)
+
+    def check(self, progress: Progress) -> tuple[bool, list[str]]:
+        """Return whether the pack is complete and intact, and lines that describe what was found."""
+        with readable(self.packed):
+            is_packed = (self.packed / MANIFEST).exists()
+        if not is_packed:
+            return False, [f"{NAME} is not packed in {self.packed}", *self._check_source(progress)]
+        pack = Pack.open(self.packed)
+        progress.start_step(f"verifying {self.packed}", 0, 1)
+        if flaws := pack.find_flaws(progress.update):
+            return False, [*flaws, f"delete the altered files, then run: {self.command}"]
+        lines = [f"{name} is broken: {why}" for split in pack.splits.values() for name, why in split.broken.items()]
+        counts = (f"{split.num_images:,} of {split.num_released:,} {name}" for name, split in pack.splits.items())
+        state = "ready" if pack.is_complete else "incomplete, but usable"
+        return pack.is_complete, [*lines, f"{NAME} is {state} in {self.packed}: {' and '.join(counts)} images"]
+
+    def _check_source(self, progress: Progress) -> list[str]:
+        lines, is_complete = [], True
+        for done, split in enumerate(SPLITS):
+            try:
+                path, released = self.source.path_of(split), self.source.num_released(split)
+                progress.start_step(f"listing {path}", done, len(SPLITS))
+                count = len(self.source.images(split, progress.update))
+                lines.append(f"{split}: {path}: {count:,} of {released:,} images")
+                is_complete = is_complete and count == released
+            except DataError as error:
+                lines.append(f"{split}: {error}")
+                is_complete = False
+        if is_complete:
+            return [*lines, f"pack it with: {self.command}"]
+        return [*lines, self.explain_fetch(), f"or pack the available images with: {self.command} --partial"]

@@ -1,0 +1,113 @@
+"""Schedules of learning rates: functions from the number of updates so far to a factor of the learning rates.
+
+Each is that of :mod:`torch.optim.lr_scheduler` with a step after every update. It computes on tensors, so a captured
+step follows it, and it needs no state: an optimizer counts its updates. Arguments are one number or one per member; a
+length is a number of updates.
+
+Example:
+    >>> import torch
+    >>> from torch import nn
+    >>> from hullo.population import AdamW, Population
+    >>> from hullo.population.schedules import cosine, warm_up
+    >>> population = Population(lambda: nn.Linear(4, 2), seeds=range(2))
+    >>> optimizer = AdamW(population, lr=1e-3, schedule=warm_up(100, then=cosine(900)))
+    >>> [round(float(optimizer.schedule(torch.tensor(updates))), 3) for updates in (0, 50, 100, 550, 1000)]
+    [0.0, 0.5, 1.0, 0.5, 0.0]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+Numbers = float | Sequence[float] | Tensor
+Schedule = Callable[[Tensor], Tensor | float]
+
+
+def linear(length: Numbers, *, start: Numbers = 1 / 3, end: Numbers = 1.0) -> Schedule:
+    """Change the factor in a line from `start` to `end`, as :class:`torch.optim.lr_scheduler.LinearLR` does."""
+    lengths, starts, ends = _Constant("length", length), _Constant("start", start), _Constant("end", end)
+    return lambda updates: starts(updates) + (ends(updates) - starts(updates)) * _progress(updates, lengths)
+
+
+def cosine(length: Numbers, *, end: Numbers = 0.0) -> Schedule:
+    """Lower the factor from 1 to `end` along half a cosine, and keep it there.
+
+    It is that of :class:`torch.optim.lr_scheduler.CosineAnnealingLR` with ``T_max=length`` and ``eta_min=end * lr``.
+    """
+    lengths, ends = _Constant("length", length), _Constant("end", end)
+    return lambda updates: _anneal(torch.ones_like(updates), ends(updates), _progress(updates, lengths))
+
+
+def one_cycle(
+    length: Numbers, *, pct_start: Numbers = 0.3, div_factor: Numbers = 25.0, final_div_factor: Numbers = 1e4
+) -> Schedule:
+    """Raise the factor to 1 and lower it again, each along half a cosine.
+
+    It is that of :class:`torch.optim.lr_scheduler.OneCycleLR` with ``total_steps=length`` and ``max_lr`` the learning
+    rate of the optimizer; momentum stays as it is (``cycle_momentum=False``).
+    """
+    lengths, rises = _Constant("length", length), _Constant("pct_start", pct_start)
+    starts, ends = _Constant("div_factor", div_factor), _Constant("final_div_factor", final_div_factor)
+
+    def factor(updates: Tensor) -> Tensor:
+        last, start = lengths(updates) - 1, 1 / starts(updates)
+        peak = (rises(updates) * lengths(updates) - 1).clamp_min(0)
+        one = torch.ones_like(start)
+        rise = _anneal(start, one, (updates / peak).clamp(0, 1))
+        fall = _anneal(one, start / ends(updates), ((updates - peak) / (last - peak)).nan_to_num(0).clamp(0, 1))
+        return torch.where(updates < peak, rise, fall)
+
+    return factor
+
+
+def step(every: Numbers, *, gamma: Numbers = 0.1) -> Schedule:
+    """Multiply the factor by `gamma` after every so many updates, as :class:`torch.optim.lr_scheduler.StepLR` does."""
+    lengths, gammas = _Constant("every", every), _Constant("gamma", gamma)
+    return lambda updates: gammas(updates) ** (updates / lengths(updates)).floor()
+
+
+def warm_up(length: Numbers, then: Schedule, *, start: Numbers = 0.0) -> Schedule:
+    """Raise the factor in a line from `start` to 1, then follow another schedule, which counts from there.
+
+    It is that of :class:`torch.optim.lr_scheduler.SequentialLR` of a `LinearLR` and another scheduler.
+    """
+    lengths, rise = _Constant("length", length), linear(length, start=start)
+    if not callable(then):
+        raise TypeError(f"then={then!r}: give a schedule, such as cosine(900)")
+
+    def factor(updates: Tensor) -> Tensor:
+        later = torch.as_tensor(then((updates - lengths(updates)).clamp_min(0)), device=updates.device)
+        return torch.where(updates < lengths(updates), rise(updates), later)
+
+    return factor
+
+
+class _Constant:
+    """Hold one number, or one per member, on each device on which it was used: a capture cannot copy it there."""
+
+    def __init__(self, name: str, given: Numbers) -> None:
+        self.on: dict[torch.device, Tensor] = {}
+        self.numbers = torch.as_tensor(given, dtype=torch.float64)
+        is_length = name in ("length", "every", "div_factor", "final_div_factor")
+        if self.numbers.dim() > 1 or not bool((self.numbers > 0 if is_length else self.numbers >= 0).all()):
+            kind = "a positive number" if is_length else "a number that is not negative"
+            raise ValueError(f"{name}={given!r}: give {kind}, or one for each member")
+
+    def __call__(self, updates: Tensor) -> Tensor:
+        if updates.device not in self.on:
+            self.on[updates.device] = self.numbers.to(updates.device)
+        return self.on[updates.device]
+
+
+def _progress(updates: Tensor, length: _Constant) -> Tensor:
+    """Return the part of a length that is over, from 0 to 1."""
+    return (updates / length(updates)).clamp_max(1)
+
+
+def _anneal(start: Tensor, end: Tensor, progress: Tensor) -> Tensor:
+    """Return a number between two others, along half a cosine."""
+    return end + (start - end) * (1 + torch.cos(math.pi * progress)) / 2

@@ -1,0 +1,131 @@
+import shutil
+
+import pytest
+from made_ilsvrc import lay_out, write
+from typer.testing import CliRunner
+
+from hullo.lab.cli import app
+from hullo.lab.data import RELEASES
+from hullo.lab.data.ilsvrc2012 import Home
+from hullo.lab.data.ilsvrc2012.source import SPLITS
+from hullo.lab.data.release import Copy
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, ["data", *map(str, arguments)], env={"HULLO_DATA": None})
+
+
+def test_complete_data_are_checked_packed_and_listed(tmp_path):
+    home = lay_out(tmp_path / "ilsvrc2012", "tars")
+    result = invoke("check", "ilsvrc2012", "--data", tmp_path)
+    assert result.exit_code == 1
+    assert result.stdout.splitlines() == [
+        f"ilsvrc2012 is not packed in {home}/packed",
+        f"train: {home}/ILSVRC2012_img_train.tar: 12 of 12 images",
+        f"val: {home}/ILSVRC2012_img_val.tar: 6 of 6 images",
+        f"pack it with: hullo data pack ilsvrc2012 --data {tmp_path}",
+    ]
+    assert "not packed" in invoke("list", "--data", tmp_path).stdout
+    packed = invoke("pack", "ilsvrc2012", "--data", tmp_path)
+    assert (packed.exit_code, packed.stdout) == (
+        0,
+        f"ilsvrc2012 is packed in {home}/packed: 12 train and 6 val images\n",
+    )
+    for path in home.iterdir():  # the pack is all that is needed
+        if path.name != "packed":
+            path.unlink()
+    again = invoke("check", "ilsvrc2012", "--data", tmp_path, "--quiet")
+    ready = f"ilsvrc2012 is ready in {home}/packed: 12 of 12 train and 6 of 6 val images\n"
+    assert (again.exit_code, again.stdout, again.stderr) == (0, ready, "")
+    assert " packed " in " ".join(invoke("list", "--data", tmp_path).stdout.split())
+
+
+def test_incomplete_data_are_counted_and_packed_if_partial(tmp_path):
+    home = lay_out(tmp_path / "ilsvrc2012")
+    shutil.rmtree(home / "train" / "n01000002")
+    write(home, {"val/ILSVRC2012_val_00000003.JPEG": b""})
+    lines = invoke("check", "ilsvrc2012", "--data", tmp_path).stdout.splitlines()
+    assert lines[1] == f"train: {home}/train: 9 of 12 images"
+    assert lines[-1].endswith(f"hullo data pack ilsvrc2012 --data {tmp_path} --partial")
+    refused = invoke("pack", "ilsvrc2012", "--data", tmp_path, "--quiet")
+    assert (refused.exit_code, refused.stdout, refused.stderr.count("\n")) == (1, "", 1)
+    packed = invoke("pack", "ilsvrc2012", "--data", tmp_path, "--partial")
+    assert packed.stdout.endswith(": 9 train and 5 val images; 4 missing or broken\n")
+    checked = invoke("check", "ilsvrc2012", "--data", tmp_path)
+    assert checked.exit_code == 1
+    assert "ILSVRC2012_val_00000003.JPEG is broken: neither JPEG nor PNG" in checked.stdout
+    assert "incomplete, but usable" in checked.stdout
+    assert "packed in part" in invoke("list", "--data", tmp_path).stdout
+
+
+def test_source_option_names_another_folder(tmp_path):
+    source = lay_out(tmp_path / "my images")
+    options = ("--data", tmp_path / "data", "--source", source)
+    command = f"hullo data pack ilsvrc2012 --data {tmp_path}/data --source '{source}'"
+    assert invoke("check", "ilsvrc2012", *options).stdout.endswith(f"pack it with: {command}\n")
+    assert invoke("pack", "ilsvrc2012", *options).exit_code == 0
+    assert invoke("check", "ilsvrc2012", "--data", tmp_path / "data").exit_code == 0
+    assert invoke("check", "cifar10", "--source", source).exit_code == 2
+
+
+def test_altered_pack_is_reported_with_a_remedy(tmp_path):
+    shard = lay_out(tmp_path / "ilsvrc2012") / "packed" / "train-000.npy"
+    invoke("pack", "ilsvrc2012", "--data", tmp_path)
+    content = bytearray(shard.read_bytes())
+    content[5000] ^= 1
+    shard.write_bytes(content)
+    altered, remedy = invoke("check", "ilsvrc2012", "--data", tmp_path).stdout.splitlines()
+    assert altered == f"{shard} is altered"
+    assert remedy.endswith(f"hullo data pack ilsvrc2012 --data {tmp_path}")
+    shard.unlink()
+    assert invoke("pack", "ilsvrc2012", "--data", tmp_path).exit_code == 0
+    assert invoke("check", "ilsvrc2012", "--data", tmp_path).exit_code == 0
+
+
+@pytest.mark.parametrize("command", ["check", "pack"])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (shutil.rmtree, "ILSVRC2012_img_train.tar"),
+        (lambda home: (home / "ILSVRC2012_devkit_t12.tar.gz").unlink(), "ilsvrc2012 has no devkit"),
+        (
+            lambda home: (home / "ILSVRC2012_img_val.tar").write_bytes(b"x" * 2000),
+            "img_val.tar is truncated or damaged",
+        ),
+        (lambda home: (home / "ILSVRC2012_devkit_t12.tar.gz").write_bytes(b"x" * 2000), "t12.tar.gz is truncated or"),
+    ],
+)
+def test_bad_input_is_a_clear_error_and_writes_nothing(tmp_path, command, change, message):
+    home = lay_out(tmp_path / "ilsvrc2012", "tars")
+    change(home)
+    before = sorted(tmp_path.rglob("*"))
+    result = invoke(command, "ilsvrc2012", "--data", tmp_path / "data", "--source", home, "--quiet")
+    assert result.exit_code == 1
+    assert message in (result.stderr if command == "pack" else result.stdout)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_without_names_it_is_checked_only_if_files_exist_and_never_fetched(tmp_path, monkeypatch):
+    monkeypatch.setattr(Copy, "flaws", lambda _: {})
+    monkeypatch.setattr("hullo.lab.data.fetch.fetch", lambda *_, **__: None)
+    fetched = invoke("fetch", "--data", tmp_path)
+    assert (fetched.exit_code, fetched.stdout.count("is ready in"), fetched.stderr) == (0, len(RELEASES), "")
+    checked = invoke("check", "--data", tmp_path)
+    assert (checked.exit_code, "ilsvrc2012" in checked.stdout) == (0, False)
+    write(tmp_path, {"ilsvrc2012/notes.txt": b""})
+    checked = invoke("check", "--data", tmp_path)
+    assert (checked.exit_code, "ilsvrc2012 is not packed" in checked.stdout) == (1, True)
+
+
+def test_fetch_explains_the_manual_download(tmp_path):
+    result = invoke("fetch", "ilsvrc2012", "--data", tmp_path)
+    assert (result.exit_code, result.stdout) == (1, "")
+    for part in ("https://image-net.org", "147.9 GB", "29b22e2961454d5413ddabcf34fc5622", f"--data {tmp_path}"):
+        assert part in result.stderr
+
+
+def test_real_images_are_counted_against_the_release(real_source, tmp_path, progress):
+    _, lines = Home(tmp_path, real_source.folder).check(progress)
+    counts = {split: len(real_source.images(split)) for split in SPLITS}
+    assert lines[1].endswith(f"{counts['train']:,} of 1,281,167 images")
+    assert lines[2].endswith(f"{counts['val']:,} of 50,000 images")

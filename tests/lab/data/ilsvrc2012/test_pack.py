@@ -1,0 +1,302 @@
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import namedtuple
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from filelock import FileLock
+from made_ilsvrc import LAYOUTS, WNIDS, encode, lay_out, make_images, write
+from PIL import Image
+
+from hullo.lab.data.ilsvrc2012.decoding import decode
+from hullo.lab.data.ilsvrc2012.pack import Pack, Shard
+from hullo.lab.data.release import DataError
+
+MADE = make_images()
+
+
+def contents(folder):
+    """Return everything in a pack; the zip files of NumPy contain the time."""
+    files = {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in (".json", ".npy")}
+    for path in folder.glob("*.npz"):
+        with np.load(path) as arrays:
+            files[path.name] = {name: arrays[name].tolist() for name in arrays}
+    return files
+
+
+def inodes(folder):
+    return {path.name: path.stat().st_ino for path in folder.glob("*-*.npy")}
+
+
+@pytest.fixture
+def packed(tmp_path, pack):
+    return pack(lay_out(tmp_path / "source"), tmp_path / "packed")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_source_layout_gives_the_same_pack(tmp_path, packed, pack, layout):
+    other = pack(lay_out(tmp_path / "other", layout), tmp_path / "second")
+    assert contents(packed.folder) == contents(other.folder)
+    assert other.is_complete
+    assert Pack.open(other.folder) == other == replace(packed, folder=other.folder)
+    assert [wnid for wnid, _ in other.classes] == WNIDS
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_images_are_indexed_in_the_order_of_their_names(packed, split):
+    actual = packed.images(split)
+    made = sorted((name, wnid, data) for wnid, files in MADE[split].items() for name, data in files.items())
+    assert len(actual) == len(made) > 5  # more than a shard
+    for number, (_, wnid, data) in enumerate(made):
+        pixels, label = actual[number]
+        assert np.array_equal(pixels, decode(data))
+        assert (label, int(actual.labels[number])) == (WNIDS.index(wnid), WNIDS.index(wnid))
+    assert torch.equal(actual[-1][0], actual[len(actual) - 1][0])
+    with pytest.raises(IndexError):
+        actual[len(actual)]
+
+
+def test_mean_is_computed_over_decoded_training_images(tmp_path, damaged, pack):
+    made = pack(damaged, tmp_path / "packed", partial=True)
+    files = {name: data for files in MADE["train"].values() for name, data in files.items()}
+    pixels = [decode(data) for name, data in files.items() if name != "n01000002_7.JPEG"]
+    np.testing.assert_allclose(made.mean.numpy(), np.mean(pixels, 0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("lose", [Path.unlink, lambda path: os.truncate(path, 300)])
+@pytest.mark.parametrize("lost", ["train-001.npy", "train-001.npz", "manifest.json", "mean.npy"])
+def test_only_missing_or_truncated_files_are_rewritten(tmp_path, packed, pack, lost, lose):
+    before, whole = inodes(packed.folder), contents(packed.folder)
+    lose(packed.folder / lost)
+    assert pack(tmp_path / "source", packed.folder) == packed
+    assert contents(packed.folder) == whole
+    kept = {name: inode for name, inode in inodes(packed.folder).items() if Path(name).stem != Path(lost).stem}
+    assert kept.items() <= before.items()
+
+
+def test_missing_images_are_an_error_before_writing_unless_partial(tmp_path, pack):
+    source, packed = lay_out(tmp_path / "source"), tmp_path / "packed"
+    taken = source / "val" / "ILSVRC2012_val_00000006.JPEG"
+    content = taken.read_bytes()
+    taken.unlink()
+    with pytest.raises(DataError, match=r"5 of 6 val images; .* --partial"):
+        pack(source, packed)
+    assert not packed.exists()
+    made = pack(source, packed, partial=True)
+    assert (made.is_complete, made.splits["val"].num_images, made.splits["val"].num_released) == (False, 5, 6)
+    before = inodes(packed)
+    taken.write_bytes(content)
+    assert pack(source, packed).is_complete
+    assert before.items() <= inodes(packed).items()  # the sixth val image has a shard of its own
+    taken.unlink()
+    pack(source, packed, partial=True)
+    assert inodes(packed) == before
+
+
+@pytest.fixture
+def damaged(tmp_path):
+    """Return a source with two files that are no images."""
+    source = lay_out(tmp_path / "source")
+    write(source, {"train/n01000002/n01000002_7.JPEG": b"<html>", "val/ILSVRC2012_val_00000002.JPEG": b""})
+    return source
+
+
+def test_broken_images_are_reported_and_left_out_only_if_partial(tmp_path, damaged, pack, capsys):
+    packed = tmp_path / "packed"
+    with pytest.raises(DataError, match="2 images are broken"):
+        pack(damaged, packed)
+    notes = capsys.readouterr().err
+    assert "note: n01000002_7.JPEG is broken: neither JPEG nor PNG" in notes
+    assert "note: ILSVRC2012_val_00000002.JPEG is broken: neither JPEG nor PNG" in notes
+    with pytest.raises(DataError, match="no finished pack"):
+        Pack.open(packed)
+    before = inodes(packed)
+    made = pack(damaged, packed, partial=True)
+    assert inodes(packed) == before  # nothing changed in between
+    assert [list(split.broken) for split in made.splits.values()] == [
+        ["n01000002_7.JPEG"],
+        ["ILSVRC2012_val_00000002.JPEG"],
+    ]
+    names = sorted(name for files in MADE["train"].values() for name in files if name != "n01000002_7.JPEG")
+    images = made.images("train")
+    assert images.labels.tolist() == [WNIDS.index(name.split("_")[0]) for name in names]
+    for number, name in enumerate(names):
+        assert np.array_equal(images[number][0], decode(MADE["train"][name.split("_")[0]][name]))
+
+
+@pytest.mark.parametrize("partial", [False, True])
+def test_only_shards_with_repaired_images_are_rewritten(tmp_path, damaged, pack, partial):
+    packed = tmp_path / "packed"
+    assert not pack(damaged, packed, partial=True).is_complete
+    before = inodes(packed)
+    lay_out(damaged)
+    assert pack(damaged, packed, partial=partial).is_complete
+    assert contents(packed) == contents(pack(damaged, tmp_path / "fresh").folder)
+    kept = {name for name, inode in inodes(packed).items() if before[name] == inode}
+    assert kept == {"train-001.npy", "train-002.npy", "val-001.npy"}
+
+
+@pytest.mark.parametrize("partial", [False, True])
+def test_images_that_are_still_broken_do_not_cost_a_new_shard(tmp_path, damaged, pack, partial):
+    packed = tmp_path / "packed"
+    usable = pack(damaged, packed, partial=True)
+    before = inodes(packed)
+    with nullcontext() if partial else pytest.raises(DataError, match="2 images are broken"):
+        pack(damaged, packed, partial=partial)
+    assert inodes(packed) == before
+    assert Pack.open(packed) == usable
+
+
+def test_too_little_disk_space_is_an_error_before_writing(tmp_path, pack, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: namedtuple("Usage", "free")(2e6))
+    with pytest.raises(DataError, match="free disk space"):
+        pack(lay_out(tmp_path / "source"), tmp_path / "packed")
+    assert contents(tmp_path / "packed") == {}
+
+
+@pytest.mark.parametrize("files", [0, 4, 10])
+def test_full_disk_is_a_clear_error_and_keeps_finished_shards(tmp_path, packed, pack, monkeypatch, files):
+    other, fsync = tmp_path / "other", os.fsync
+
+    def fill_up(file):
+        if len(list(other.glob("*.np?"))) == files:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fill_up)
+        with pytest.raises(DataError, match=r"No space left on device; .* free disk space"):
+            pack(tmp_path / "source", other)
+    before = inodes(other)
+    assert len(before) == files // 2
+    assert not list(other.glob("*.part"))
+    pack(tmp_path / "source", other)
+    assert contents(other) == contents(packed.folder)
+    assert before.items() <= inodes(other).items()
+
+
+def test_second_process_cannot_pack_into_the_same_folder(tmp_path, pack):
+    (tmp_path / "packed").mkdir()
+    with FileLock(tmp_path / "packed" / ".lock"), pytest.raises(DataError, match="another process is packing into"):
+        pack(lay_out(tmp_path / "source"), tmp_path / "packed")
+
+
+def test_every_altered_or_missing_shard_is_reported(packed):
+    assert packed.find_flaws(lambda _: None) == []
+    path = packed.folder / "train-001.npy"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    (packed.folder / "val-000.npz").unlink()
+    train, val = packed.find_flaws(lambda _: None)
+    assert train.startswith(f"{path} is altered")
+    assert val.startswith(f"{packed.folder}/val-000.npy is missing or damaged")
+    (packed.folder / "train-000.npy").replace(path)
+    assert len(packed.find_flaws(lambda _: None)) == 3
+
+
+@pytest.mark.parametrize("length", [0, 100, 4096, -1])
+@pytest.mark.parametrize("suffix", [".npy", ".npz"])
+def test_truncated_shard_is_rejected(packed, suffix, length):
+    path = packed.folder / "train-000.npy"
+    content = path.with_suffix(suffix).read_bytes()
+    path.with_suffix(suffix).write_bytes(content[:length])
+    with pytest.raises(DataError, match=r"train-000.npy is missing or damaged .*: hullo data pack ilsvrc2012$"):
+        Shard.open(path)
+
+
+def test_shard_truncated_while_reading_is_a_clear_error(packed):
+    images = packed.images("train")
+    os.truncate(packed.folder / "train-001.npy", 300_000)
+    images[5]
+    with pytest.raises(DataError, match=r"train-001.npy is truncated"):
+        images[6]
+
+
+@pytest.mark.parametrize(
+    "mean",
+    [np.zeros((256, 256, 3)), np.zeros((3, 256, 256), np.float32), np.full((256, 256, 3), np.nan, np.float32)],
+)
+def test_mean_of_another_dtype_or_shape_is_a_clear_error(packed, mean):
+    np.save(packed.folder / "mean.npy", mean)
+    with pytest.raises(DataError, match=r"mean.npy is missing or damaged"):
+        _ = Pack.open(packed.folder).mean
+
+
+def test_pack_of_an_earlier_version_is_refused_then_replaced(tmp_path, packed, pack):
+    manifest = packed.folder / "manifest.json"
+    whole = contents(packed.folder)
+    manifest.write_text(json.dumps({"version": 3, "classes": [], "parts": {}, "mean_sha256": ""}))
+    for path in packed.folder.glob("*-*.np?"):
+        path.rename(path.with_suffix(".safetensors"))
+    with pytest.raises(DataError, match=r"another version of hullo .*: hullo data pack ilsvrc2012"):
+        Pack.open(packed.folder)
+    pack(tmp_path / "source", packed.folder)
+    assert contents(packed.folder) == whole
+    assert not list(packed.folder.glob("*.safetensors"))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda values: json.dumps(values)[:100],
+        lambda values: "[]",
+        lambda values: "{}",
+        lambda values: json.dumps(values | {"splits": {}}),
+        lambda values: json.dumps(values | {"classes": [["n01000002"]]}),
+        lambda values: "[" * 5000,
+    ],
+)
+def test_damaged_manifest_is_a_clear_error(packed, damage):
+    manifest = packed.folder / "manifest.json"
+    manifest.write_text(damage(json.loads(manifest.read_text())))
+    with pytest.raises(DataError, match=r"manifest.json is damaged .*; delete it, then run: hullo data pack"):
+        Pack.open(packed.folder)
+
+
+COMMAND = """
+import sys
+from hullo.lab.cli import app
+from hullo.lab.data.ilsvrc2012 import pack
+pack.SHARD = 5
+app(["data", "pack", "ilsvrc2012", "--workers", "2", "--data", *sys.argv[1:]])
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs signals")
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_stopped_packing_resumes(tmp_path, pack, how):
+    slow = encode(Image.effect_noise((1500, 1500), 50))  # long enough to be stopped in between
+    split = {part: {wnid: dict.fromkeys(files, slow) for wnid, files in MADE[part].items()} for part in MADE}
+    source, packed = lay_out(tmp_path / "ilsvrc2012", split=split), tmp_path / "ilsvrc2012" / "packed"
+    process = subprocess.Popen([sys.executable, "-c", COMMAND, str(tmp_path)], stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 60
+        while process.poll() is None and not (list(packed.glob("*.npz")) and list(packed.glob(".*.part"))):
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        process.send_signal(how)
+        _, message = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    before = inodes(packed)
+    assert 1 <= len(before) < 5
+    if how == signal.SIGINT:
+        assert process.returncode == 130
+        assert f"hullo: stopped; the state is saved in {packed}; resume with: hullo " in message
+        assert "Traceback" not in message
+        assert not list(packed.glob(".*.part"))
+    finished = set(before) & {path.with_suffix(".npy").name for path in packed.glob("*.npz")}
+    assert pack(source, packed).is_complete
+    assert {name: before[name] for name in finished}.items() <= inodes(packed).items()
+    assert contents(packed) == contents(pack(source, tmp_path / "fresh").folder)
