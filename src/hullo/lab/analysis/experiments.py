@@ -73,6 +73,14 @@ class Experiment:
         return found
 
     @cached_property
+    def scores(self) -> dict[str, dict[int, float]]:
+        """Return the same as numbers that are larger for better runs."""
+        sign = -1 if self.records[0].lower_is_better else 1
+        return {
+            row: {seed: sign * value for seed, value in reached.items()} for row, reached in self.accuracies.items()
+        }
+
+    @cached_property
     def readings(self) -> list[Reading]:
         """Return the readings that the runs have."""
         return readings_of(self.records, self.epoch)

@@ -21,7 +21,9 @@ MAX_WORDS = 50
 MISSING = ("", "na", "nan", "null", "?")
 
 
-def open_files(path: str | Path, *, target: str | None = None, image_size: int | None = None, regress: bool = False) -> Data:
+def open_files(
+    path: str | Path, *, target: str | None = None, image_size: int | None = None, regress: bool = False
+) -> Data:
     """Return the data of a folder of images, a file of arrays (as `hullo train` takes them), or a CSV file.
 
     Args:
@@ -38,20 +40,23 @@ def open_files(path: str | Path, *, target: str | None = None, image_size: int |
     dataset = open_data(path, image_size)
     val = None if dataset.val_images is None else (dataset.val_images, dataset.val_labels)
     name = dataset.name.partition("@")[0]
-    return read_data((dataset.train_images, dataset.train_labels), val, (dataset.test_images, dataset.test_labels), name)
+    return read_data(
+        (dataset.train_images, dataset.train_labels), val, (dataset.test_images, dataset.test_labels), name
+    )
 
 
 def read_csv(path: Path, target: str | None = None, *, regress: bool = False) -> Data:
-    """Read a table with a header: numbers are standardized, words become one column each, rows with gaps are left out.
+    r"""Read a table with a header: numbers are standardized, words become one column each, rows with gaps are left out.
 
-    The column to predict is the last one, or `target`. Words, and few different whole numbers, are classes; other numbers
-    are regressed, standardized for training; errors are in their own units. Means and deviations are those of the
-    training rows.
+    The column to predict is the last one, or `target`. Words, and few different whole numbers, are classes; other
+    numbers are regressed, standardized for training; errors are in their own units. Means and deviations are those of
+    the training rows.
 
     >>> from tempfile import TemporaryDirectory
+    >>> lines = [f"{i},{'north' if i % 2 else 'south'},{i / 7}" for i in range(40)]
     >>> with TemporaryDirectory() as folder:
     ...     path = Path(folder, "plants.csv")
-    ...     _ = path.write_text("height,place,price\\n" + "".join(f"{i},{'north' if i % 2 else 'south'},{i / 7}\\n" for i in range(40)))
+    ...     _ = path.write_text("\n".join(["height,place,price", *lines]))
     ...     data = read_csv(path)
     >>> data.train[0].shape, data.split
     (torch.Size([27, 3]), 'test: 8 samples split off; validation: 5 samples split off')
@@ -109,7 +114,9 @@ def _encode(cells: Sequence[str], where: str) -> Tensor:
         return numbers[:, None]
     words = sorted(set(cells))
     if len(words) > MAX_WORDS:
-        raise DataError(f"{where}: {len(words):,} different words; at most {MAX_WORDS} can be classes: remove the column")
+        raise DataError(
+            f"{where}: {len(words):,} different words; at most {MAX_WORDS} can be classes: remove the column"
+        )
     return torch.tensor([[float(cell == word) for word in words] for cell in cells], dtype=torch.float64)
 
 
@@ -119,9 +126,11 @@ def _read_targets(cells: Sequence[str], where: str, *, regress: bool) -> tuple[T
     if numbers is None:
         words = sorted(set(cells))
         if len(words) > MAX_WORDS or regress:
-            raise DataError(f"{where}: words such as {words[0]!r} cannot be regressed, and at most {MAX_WORDS} are classes")
+            raise DataError(
+                f"{where}: words such as {words[0]!r} cannot be regressed, and at most {MAX_WORDS} are classes"
+            )
         return torch.tensor([words.index(cell) for cell in cells]), False
-    values = numbers.unique()
+    values = torch.unique(numbers)
     if not regress and len(values) <= MAX_CLASSES and bool((values == values.round()).all()):
         return torch.searchsorted(values, numbers), False
     return numbers[:, None], True
