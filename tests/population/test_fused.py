@@ -157,7 +157,7 @@ def test_copies_in_bfloat16_follow_the_parameters(fused: Callable[[bool], None])
     optimizer = SGD(population, lr=0.1, copies=torch.bfloat16)
     names = {name for name, _ in population.named_parameters()} - {"activations.raw", "activations.slopes"}
     assert {f"stacked.{name}" for name in population.copies} == names
-    before = {name: copy.detach().clone() for name, copy in population.copies.items()}
+    before = {name: copied.detach().clone() for name, copied in population.copies.items()}
     for leaf in optimizer.leaves.values():
         leaf.grad = torch.ones_like(leaf)
     optimizer.step()
@@ -168,7 +168,12 @@ def test_copies_in_bfloat16_follow_the_parameters(fused: Callable[[bool], None])
         assert bool(((leaf.float() - value).abs() <= value.abs() * 2.0**-7).all())
     state = {name: torch.zeros_like(tensor) for name, tensor in population.state_dict().items()}
     population.load_state_dict(state | {"activations.fingerprints": population.activations.fingerprints})
-    assert not any(copy.any() for copy in population.copies.values())
+    assert not any(copied.any() for copied in population.copies.values())
+    ones = {f"inner.{name}": torch.ones_like(t) for name, t in population.state_dict().items()}
+    ones["inner.activations.fingerprints"] = population.activations.fingerprints
+    nn.ModuleDict({"inner": population}).load_state_dict(ones)
+    assert all(bool((copied == 1).all()) for copied in population.copies.values())
+    assert not copy.deepcopy(population).copies  # nobody would update them
 
 
 @pytest.mark.parametrize("served", [False, True])

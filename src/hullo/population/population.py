@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import itertools
 import operator
+import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 import torch
 import torch.utils._pytree as pytree
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from hullo._compat import are_transforms_active, backward_pass_id, is_exporting
+from hullo.population import checkpoint
 from hullo.population.activations import Activations
 from hullo.population.images import AugmentedImages, ImagesValue
 from hullo.population.members import (
@@ -26,6 +28,7 @@ from hullo.population.members import (
     make_members,
     tensors_of,
 )
+from hullo.population.memory import count_bytes, record_saved, write_bytes
 from hullo.population.program import Program, Run
 from hullo.population.rules import Context
 from hullo.population.rules.strides import is_dense
@@ -35,6 +38,9 @@ from hullo.population.trace.functions import copy_network
 from hullo.population.trace.graph import Graph
 from hullo.population.trace.reader import Reader
 from hullo.population.values import Value
+
+if TYPE_CHECKING:
+    from hullo.population.optim import Optimizer
 
 _ORIGINALS: weakref.WeakKeyDictionary[Population, list[weakref.ref[Tensor]]] = weakref.WeakKeyDictionary()
 """The parameters and buffers of the networks that a population was made of, as long as the user keeps them."""
@@ -110,8 +116,9 @@ class Population(nn.Module):
         self._parameter_names = {name for name, _ in networks[0].named_parameters()}
         self._programs: dict[Any, Program] = {}  # the most recently used one last
         self.copies: dict[str, Tensor] = {}  # copies of parameters in lower precision, made by an optimizer
-        self.optimizers: list[weakref.ref[Any]] = []  # which follow when members are dropped
+        self.optimizers: list[weakref.ref[Optimizer]] = []  # which follow when members are dropped
         self.generation = 0  # counts how often members were dropped
+        self.numbers = list(range(len(networks)))  # of the members, among those that the population was made of
         self.register_load_state_dict_post_hook(_refresh_copies)  # type: ignore[no-untyped-call]
         self.first_sample = 0  # index of the first sample of a batch that is part of a larger one
         tensors = [tensors_of(network, self._sites) for network in networks]
@@ -255,6 +262,7 @@ class Population(nn.Module):
         self._sites = self.activations.sites
         self._programs, self.copies = {}, {}
         self.generation += 1
+        self.numbers = [self.numbers[k] for k in kept]
 
         def select(name: str, values: Tensor) -> Tensor:
             if name.startswith("activations."):
@@ -323,18 +331,50 @@ class Population(nn.Module):
         return classes
 
     def explain(self, *args: Any, in_dims: Any = 0, **kwargs: Any) -> str:
-        """Run the population on example inputs and return how its operations are computed; change no state."""
-        with torch.no_grad():
-            program, _ = self._program(*self._wrap(args, kwargs, in_dims))
-            changed = {self._aliases[name] for name in program.mutated}
-            parameters = [parameter for name, parameter in self.stacked.named_parameters() if name in changed]
-            saved = [(tensor, tensor.detach().clone()) for tensor in (*self.buffers(), *parameters)]
-            try:
-                self(*args, in_dims=in_dims, **kwargs)
-            finally:
-                for tensor, before in saved:
-                    tensor.copy_(before)
-        return program.explain()
+        """Run the population on example inputs and return how its operations are computed; change no state.
+
+        The last line has the memory per member: of parameters, and of what a backward pass of these inputs needs.
+        """
+        program, _ = self._program(*self._wrap(args, kwargs, in_dims))
+        changed = {self._aliases[name] for name in program.mutated}
+        parameters = [parameter for name, parameter in self.stacked.named_parameters() if name in changed]
+        before = [(tensor, tensor.detach().clone()) for tensor in (*self.buffers(), *parameters)]
+        own = [*self.parameters(), *self.buffers(), *self.copies.values()]
+        given = [item for item in pytree.tree_leaves((args, kwargs)) if isinstance(item, Tensor)]
+        try:
+            with record_saved() as saved:
+                output = self(*args, in_dims=in_dims, **kwargs)
+            kept = count_bytes([*saved, *own, *given]) - count_bytes([*own, *given])
+            del output  # until here, no tensor has the memory of another
+        finally:
+            with torch.no_grad():
+                for tensor, values in before:
+                    tensor.copy_(values)
+        sizes = [write_bytes(size / len(self)) for size in (count_bytes(self.parameters()), kept)]
+        return f"{program.explain()}\nmemory per member: {sizes[0]} of parameters, {sizes[1]} for a backward pass"
+
+    def save(self, path: str | os.PathLike[str], optimizer: Optimizer | None = None) -> None:
+        """Save the state of all members, and of an optimizer, in a file.
+
+        Example:
+            >>> import tempfile
+            >>> from torch import nn
+            >>> from hullo.population import SGD, Population
+            >>> path = tempfile.mkdtemp() + "/run.pt"
+            >>> population = Population(lambda: nn.Linear(4, 2), seeds=range(5))
+            >>> optimizer = SGD(population, lr=0.1)
+            >>> population.keep([0, 3])
+            >>> population.save(path, optimizer)
+            >>> again = Population(lambda: nn.Linear(4, 2), seeds=range(5))
+            >>> again.load(path, SGD(again, lr=0.1))
+            >>> again.numbers
+            [0, 3]
+        """
+        checkpoint.save(path, self, optimizer)
+
+    def load(self, path: str | os.PathLike[str], optimizer: Optimizer | None = None) -> None:
+        """Load the state that `save` saved, into a population of the same networks; dropped members are dropped."""
+        checkpoint.load(path, self, optimizer)
 
     def _wrap(self, args: tuple[Any, ...], kwargs: dict[str, Any], in_dims: Any) -> tuple[list[Any], Any]:
         """Return the leaves of nested arguments, with a value for each tensor, and the spec of their nesting."""

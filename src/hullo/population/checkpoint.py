@@ -1,0 +1,66 @@
+"""Save a population and its optimizer in one file, and load them again."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from hullo.population.optim import Optimizer
+    from hullo.population.population import Population
+
+
+def save(path: str | os.PathLike[str], population: Population, optimizer: Optimizer | None) -> None:
+    """Write a file; one that is there is replaced only by a complete one."""
+    _check_optimizer(population, optimizer)
+    parts: dict[str, Any] = {"numbers": population.numbers, "population": population.state_dict()}
+    if optimizer is not None:
+        parts["optimizer"] = optimizer.state_dict()
+    path = Path(path)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            torch.save(parts, file)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink()
+        raise
+
+
+def load(path: str | os.PathLike[str], population: Population, optimizer: Optimizer | None) -> None:
+    """Read a file in place; what does not fit raises an error and changes no numbers."""
+    _check_optimizer(population, optimizer)
+    parts = torch.load(path, map_location=population.seeds.device, weights_only=True)
+    if not isinstance(parts, dict) or not {"numbers", "population"} <= parts.keys():
+        raise ValueError(f"{os.fspath(path)} is not a file of Population.save")
+    if optimizer is not None and "optimizer" not in parts:
+        raise ValueError(f"{os.fspath(path)} has no optimizer; save it with population.save(path, optimizer)")
+    if missing := sorted(set(parts["numbers"]) - set(population.numbers)):
+        raise ValueError(
+            f"{os.fspath(path)} has member {missing[0]}, which this population of {len(population)} does not have; "
+            "make it of the same networks"
+        )
+    if parts["numbers"] != population.numbers:
+        population.keep([population.numbers.index(number) for number in parts["numbers"]])
+    targets = {"population": population} | ({} if optimizer is None else {"optimizer": optimizer})
+    before = {
+        name: {key: tensor.clone() for key, tensor in target.state_dict().items()} for name, target in targets.items()
+    }
+    try:
+        for name, target in targets.items():
+            target.load_state_dict(parts[name])
+    except BaseException:
+        for name, target in targets.items():
+            target.load_state_dict(before[name])
+        raise
+
+
+def _check_optimizer(population: Population, optimizer: Optimizer | None) -> None:
+    if optimizer is not None and optimizer.population is not population:
+        raise ValueError("the optimizer is that of another population; give the one that was made for this one")
