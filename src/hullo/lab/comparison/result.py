@@ -121,7 +121,7 @@ class Result:
             return f"Undecided: the time ran out before {challenger or 'a challenger'} was confirmed: {needed}."
         found, unit = self.verdict, f" {self.metric.unit}" * bool(self.metric.unit)
         seeds = f"{found.pairs} fresh seeds"
-        change = f"{self._signed(found.gain)} ± {_digits(found.half)}{unit} of {self.metric.name}"
+        change = f"{self.metric.name} {self._signed(found.gain)} ± {_digits(found.half)}{unit}"
         both = self._half_over_examples()
         level = f"{100 * (1 - found.alpha):.4g} % interval over {seeds}"
         level += f"; ± {_digits(both)} over seeds and test examples" if both is not None else ""
@@ -129,10 +129,10 @@ class Result:
             return f"{challenger} beats the network as it is: {change} ({level}){self._spell_costs()}."
         if found.kind == KEEP:
             above = f"gains above {_digits(max(0.0, found.excluded))}{unit} are excluded"
-            return f"Keep what you have: {above}; the challenger {challenger} changes it by {change} ({level})."
+            return f"Keep what you have: {above}; challenger {challenger}: {change} ({level})."
         more = found.more
         would = "more time than is practical" if more is None else f"about {self._minutes(more)} more minutes"
-        return f"Undecided: {challenger} changes the network by {change} ({level}); {would} would decide."
+        return f"Undecided: challenger {challenger}: {change} ({level}); {would} would decide."
 
     def _signed(self, gain: float) -> str:
         """Return a gain as a change of the metric: a gain of a lower metric is a negative change."""
