@@ -142,10 +142,18 @@ def prepare(
         found.append(candidate)
     if len(found) == 1:
         raise ValueError(f"no candidate is left to compare with the network as it is: {'; '.join(notes)}")
-    found = [replace(item, alone=_why_alone([item, item], example)) for item in found]
-    if _why_alone([item for item in found if not item.alone], example):  # its structure differs from that of the others
-        found[0] = replace(found[0], group=ORIGINAL)
-    return found, notes
+    return _group(found, example), notes
+
+
+def _group(candidates: list[Candidate], example: Tensor | None) -> list[Candidate]:
+    """Return candidates with what can be in one population: all, all but the original, or none with others."""
+    if not _why_alone(candidates, example):
+        return candidates
+    original, *others = candidates
+    original = replace(original, group=ORIGINAL, alone=_why_alone([original], example))
+    if _why_alone(others, example):
+        others = [replace(item, alone=_why_alone([item], example)) for item in others]
+    return [original, *others]
 
 
 def _read(make: Make, name: str | None, item: Any) -> Candidate:

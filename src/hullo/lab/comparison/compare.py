@@ -99,6 +99,7 @@ def compare(
     for what, value, valid in (("optimizer", optimizer, OPTIMIZERS), ("precision", precision, ("float32", "bfloat16"))):
         if value not in valid:
             raise ValueError(f"unknown {what} {value!r}; available: {', '.join(valid)}")
+    clock = Clock(60 * minutes)
     data = train if isinstance(train, Data) else read_data(train, val, test, _spell_name(name or "data"))
     if step is not None and not data.is_stream:
         raise ValueError("step takes the batches of a DataLoader; give one as train, val and test")
@@ -116,6 +117,7 @@ def compare(
     trained = (getattr(loss, "__name__", loss), epochs, rates, batch_size, optimizer, weight_decay, precision)
     digest = hashlib.sha256(repr((*names, *described, *trained)).encode()).hexdigest()[:8]
     store = Store(Path(output) / f"{names[0]}-{names[1]}-{digest}", task.metric.sign)
+    clock.spent = store.spent
     with Progress(PipeConsole(stderr=True), quiet=quiet) as progress, stop_request() as stop:
         for note in notes:
             progress.note(note)
@@ -132,7 +134,7 @@ def compare(
             names,
             environment(device_name(chosen)),
             progress,
-            Clock(60 * minutes, store.spent),
+            clock,
             stop,
             members=CPU_MEMBERS if chosen.type == "cpu" else GPU_MEMBERS,
         )

@@ -167,16 +167,12 @@ class Engine:
 
     def _record(self, trial: Trial) -> None:
         records = [self._to_record(trial, k) for k in range(len(trial.arms))]
-        for k, (arm, record) in enumerate(zip(trial.arms, records, strict=True)):
-            others = [
-                score
-                for other in self.store.records
-                if other.candidate == arm.candidate
-                if (score := self.store.score(other))
-            ]
-            value = float(trial.best_value[k])
-            if not record.diverged and value > max((s.val for s in others if s.val == s.val), default=-float("inf")):
-                self.store.save_weights(arm.candidate, trial.network(k))
+        for name in {arm.candidate for arm in trial.arms}:
+            known = [self.store.score(arm) for arm in self.store.records if arm.candidate == name]
+            own = [k for k, arm in enumerate(trial.arms) if arm.candidate == name and not records[k].diverged]
+            best = max(own, key=lambda k: float(trial.best_value[k]), default=None)
+            if best is not None and all(not score.val >= float(trial.best_value[best]) for score in known if score):
+                self.store.save_weights(name, trial.network(best))
         self.store.add(records, self.clock.used)
         for k, arm in enumerate(trial.arms):
             if arm.seed >= FRESH and trial.examples is not None:

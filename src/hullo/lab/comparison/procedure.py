@@ -11,13 +11,13 @@ from hullo.lab.comparison import decision
 from hullo.lab.comparison.candidates import ORIGINAL
 from hullo.lab.comparison.cost import StepCost, measure_costs
 from hullo.lab.comparison.engine import MAX_CPU_MEMBERS, Engine, OutOfTime
-from hullo.lab.comparison.plan import CHOICE_SHARE, MAX_PAIRS, Cost, Plan, count_seeds, make_plan
+from hullo.lab.comparison.plan import CHOICE_SHARE, MAX_PAIRS, MIN_PAIRS, Cost, Plan, count_seeds, make_plan
 from hullo.lab.comparison.result import Result
 
 RESERVE = 0.9
 """The share of the time left that the confirmation is planned for."""
-FIRST_SHARE, EXTENSION_SHARE = 0.3, 0.3
-"""The shares of the time for choosing that the seeds of the first round may take, and of all time, more rates."""
+FIRST_SHARE = 0.3
+"""The share of the time for choosing that is spent on more than one seed in the first round."""
 
 
 @dataclass
@@ -57,9 +57,7 @@ class Procedure:
                 plan.rates,
                 engine.train,
                 count_seeds=self._count_seeds,
-                may_extend=lambda runs: bool(
-                    self._answer(lambda: int(engine.predict(runs) < EXTENSION_SHARE * engine.clock.left))
-                ),
+                may_extend=lambda runs: bool(self._answer(lambda: int(engine.predict(runs) < self._seconds_to_choose))),
             )
             verdict = self._confirm(choice)
         except OutOfTime:
@@ -77,11 +75,19 @@ class Procedure:
             example=engine.example,
             power=self.power,
             costs=self._measure_costs(choice) if verdict is not None else [],
-            seconds_per_pair=2 * engine.predict(engine.members) / engine.members,
+            needed=self._seconds_to_decide(plan, verdict),
             notes=self.notes,
         )
         store.update(finding=result.finding, seconds=engine.clock.used)
         return result
+
+    def _seconds_to_decide(self, plan: Plan, verdict: decision.Verdict | None) -> float | None:
+        """Return the seconds that would decide if means and deviations stayed as they are; None if too many."""
+        if verdict is not None:
+            return None if verdict.more is None else self.engine.predict(2 * verdict.more)
+        chosen = sum(arm.seed < decision.FRESH for arm in self.engine.store.records)
+        missing = max(0, decision.count_runs(len(self.engine.candidates), len(plan.rates)) - chosen)
+        return self.engine.predict(missing + 2 * MIN_PAIRS)
 
     def _plan(self) -> Plan:
         """Return the plan of an earlier call, or make one from measured steps."""
@@ -104,10 +110,14 @@ class Procedure:
 
         The first round gets less: later ones can make up for few seeds, but not for a grid that ends too early.
         """
-        clock = self.engine.clock
         is_first = rounds_left == len(decision.halvings(len(self.engine.candidates) - 1))
-        seconds = (FIRST_SHARE if is_first else 1.0) * (CHOICE_SHARE * clock.seconds - clock.used)
+        seconds = (FIRST_SHARE if is_first else 1.0) * self._seconds_to_choose
         return self._answer(lambda: count_seeds(seconds, rounds_left, self.engine.predict(runs)))
+
+    @property
+    def _seconds_to_choose(self) -> float:
+        """Return what is left of the time for choosing."""
+        return CHOICE_SHARE * self.engine.clock.seconds - self.engine.clock.used
 
     def _answer(self, ask: Callable[[], int]) -> int:
         """Return the next answer that depends on the time; those of an earlier call hold."""

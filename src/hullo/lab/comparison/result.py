@@ -16,7 +16,7 @@ from hullo.lab.analysis.statistics import t_quantile
 from hullo.lab.comparison.candidates import ORIGINAL, Candidate
 from hullo.lab.comparison.cost import StepCost
 from hullo.lab.comparison.decision import FRESH, KEEP, WINS, Arm, Choice, Verdict, fill, worst_of
-from hullo.lab.comparison.plan import MIN_PAIRS, Plan
+from hullo.lab.comparison.plan import Plan
 from hullo.lab.comparison.store import Store
 from hullo.lab.comparison.task import Metric
 
@@ -46,6 +46,8 @@ class Result:
 
     Attributes:
         finding: what was found, in one sentence.
+        best: the network to use, trained, as a plain module: the challenger's if it wins, else the original's.
+        rows: the lines of the table.
         verdict: the numbers of the confirmation; None if the time ran out before.
         choice: the runs on validation data, and the challenger.
         costs: of a training step of the original and of the challenger, each as a single network.
@@ -64,7 +66,7 @@ class Result:
     example: Tensor | None
     power: float | None = None
     costs: list[StepCost] = field(default_factory=list)
-    seconds_per_pair: float = math.nan
+    needed: float | None = None  # seconds that would decide
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -117,8 +119,8 @@ class Result:
         """Return what was found, in one sentence."""
         challenger = self.choice.challenger
         if self.verdict is None:
-            needed = f"about {self._minutes(MIN_PAIRS)} more minutes are needed"
-            return f"Undecided: the time ran out before {challenger or 'a challenger'} was confirmed: {needed}."
+            who = challenger or "a challenger"
+            return f"Undecided: the time ran out before {who} was confirmed; {self._would_decide()}."
         found, unit = self.verdict, f" {self.metric.unit}" * bool(self.metric.unit)
         seeds = f"{found.pairs} fresh seeds"
         change = f"{self.metric.name} {self._signed(found.gain)} ± {_digits(found.half)}{unit}"
@@ -130,16 +132,16 @@ class Result:
         if found.kind == KEEP:
             above = f"gains above {_digits(max(0.0, found.excluded))}{unit} are excluded"
             return f"Keep what you have: {above}; challenger {challenger}: {change} ({level})."
-        more = found.more
-        would = "more time than is practical" if more is None else f"about {self._minutes(more)} more minutes"
-        return f"Undecided: challenger {challenger}: {change} ({level}); {would} would decide."
+        return f"Undecided: challenger {challenger}: {change} ({level}); {self._would_decide()}."
 
     def _signed(self, gain: float) -> str:
         """Return a gain as a change of the metric: a gain of a lower metric is a negative change."""
         return f"{'+' if self.metric.sign * gain >= 0 else '-'}{_digits(abs(gain))}"
 
-    def _minutes(self, pairs: int) -> int:
-        return max(1, math.ceil(pairs * self.seconds_per_pair / 60))
+    def _would_decide(self) -> str:
+        if self.needed is None:
+            return "more seeds than are practical would be needed to decide"
+        return f"about {max(1, math.ceil(self.needed / 60))} more minutes would decide"
 
     def _spell_costs(self) -> str:
         if len(self.costs) != 2 or not self.costs[0].seconds:
