@@ -25,7 +25,7 @@ if not importlib.util.find_spec("triton"):
 @pytest.fixture(autouse=True)
 def _catalogue_as_it_was() -> Iterator[None]:
     """Base functions that a test or a doctest adds are gone afterwards."""
-    from hullo import bases
+    from hullo.bases import base as bases
 
     kept = [(table, dict(table)) for table in (bases._families, bases._cache)]
     yield

@@ -42,7 +42,7 @@ maximum_signature_line_length = 100
 nitpicky = True
 nitpick_ignore_regex = [
     ("py:.*", r"(?!hullo\b).*"),  # documented elsewhere: looking it up needs a network
-    ("py:class", r"hullo\.(bases|modules|surgery\.\w+|lab\.\w+\.\w+)\.\w+"),  # internal types
+    ("py:class", r"hullo\.(bases\.\w+|modules|surgery\.\w+|lab\.\w+\.\w+)\.\w+"),  # internal types
 ]
 
 

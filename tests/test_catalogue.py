@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import hullo
-from hullo.formulas import FUNCTIONS
+from hullo.bases.formulas import FUNCTIONS
 from oracle import CLOSED_FORMS
 
 MEMBERS = list(CLOSED_FORMS)

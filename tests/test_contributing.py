@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import hullo
-from hullo import bases
-from hullo.catalogue import make_base
+from hullo.bases import base as bases
+from hullo.bases.catalogue import make_base
 from hullo.keras.arithmetic import FUNCTIONS
 from hullo.lab.cli import app
 from hullo.lab.networks import NETWORKS, Entry

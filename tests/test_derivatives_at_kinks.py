@@ -12,7 +12,7 @@ from torch import Tensor
 
 import hullo
 from hullo.bases import Formula
-from hullo.formulas import FUNCTIONS
+from hullo.bases.formulas import FUNCTIONS
 
 MEMBERS = [*hullo.list_bases(), "leaky_relu(0.3)", "elu(0.5)", "celu(2)", "softplus(3)", "unit_softplus(3)", "snake(2)"]
 C = torch.ones(1, dtype=torch.float64)

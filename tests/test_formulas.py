@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
 
 import hullo
-from hullo import bases
 from hullo.bases import Formula
-from hullo.formulas import FUNCTIONS, differentiate, fill_in
+from hullo.bases import base as bases
+from hullo.bases.formulas import FUNCTIONS, differentiate, fill_in
 from hullo.kernels import reference
 
 SMOOTH = ("asinh", "atan", "cos", "erf", "expm1", "normal_pdf", "sigmoid", "sin", "square", "tanh")

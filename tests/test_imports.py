@@ -12,10 +12,13 @@ from hullo.lab.spec.records import Records
 from made_records import make_record
 
 IMPORT = """
-import sys, torch
+import signal, sys, torch
+sys.argv = ["hullo", "--help"]
 torch.manual_seed(7)
 before = set(sys.modules)
-settings = lambda: (torch.get_num_threads(), torch.get_default_dtype(), torch.random.get_rng_state().tolist())
+handlers = lambda: [signal.getsignal(number) for number in signal.valid_signals()]
+numbers = lambda: (torch.get_num_threads(), torch.get_default_dtype(), torch.random.get_rng_state().tolist())
+settings = lambda: (handlers(), numbers())
 at_start = settings()
 import hullo
 hullo.ConvexHull("relu", "tanh")(torch.ones(3)).sum().backward()
@@ -37,6 +40,7 @@ def test_importing_hullo_loads_little_prints_nothing_and_changes_no_setting() ->
     assert not {"torch._dynamo", "torch._inductor", "triton", "hullo.lab", "hullo.keras"} & loaded
     packages = {name.partition(".")[0] for name in loaded} - sys.stdlib_module_names
     assert {name for name in packages if not name.startswith("__editable__")} == {"hullo", "torch"}
+    assert len([name for name in loaded if name.partition(".")[0] == "hullo"]) <= 40
     assert len(done.stdout.splitlines()) == 1
 
 

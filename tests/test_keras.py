@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import hullo
-from hullo import formulas
+from hullo.bases import formulas
 from hullo.parametrizations import feasible_gradient
 
 pytest.importorskip("keras")

@@ -138,7 +138,7 @@ def test_scaled_base_is_identified(family: str, digits: int, exponent: int) -> N
     try:
         assert hullo.identify([2.0], ["half"]) is hullo.get_base(spelling)
     finally:
-        del hullo.bases._families["half"], hullo.bases._cache["half"]
+        del hullo.bases.base._families["half"], hullo.bases.base._cache["half"]
 
 
 @pytest.mark.parametrize(

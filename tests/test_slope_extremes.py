@@ -13,9 +13,9 @@ from torch import Tensor
 
 import hullo
 import oracle
-from hullo import formulas, interval_arithmetic
-from hullo.interval_arithmetic import Jet
-from hullo.slope_extremes import largest_slope
+from hullo.bases import formulas, intervals
+from hullo.bases.intervals import Jet
+from hullo.bases.slope_extremes import largest_slope
 
 MEMBERS = [
     *hullo.list_bases(), "leaky_relu(0.2)", "leaky_relu(-0.5)", "leaky_relu(2)", "elu(0.5)", "elu(2)", "celu(0.3)",
@@ -191,7 +191,7 @@ def test_rounding_errors_are_not_decreases(coefficients: list[float], expected: 
 
 
 def test_every_formula_function_has_an_interval_version() -> None:
-    assert interval_arithmetic.FUNCTIONS.keys() == formulas.FUNCTIONS.keys()
+    assert intervals.FUNCTIONS.keys() == formulas.FUNCTIONS.keys()
 
 
 ends = (
@@ -210,7 +210,7 @@ def test_enclosures_hold_at_every_point(name: str, pairs: list[tuple[float, floa
     if not pairs:
         return
     low, high = torch.tensor(pairs, dtype=torch.float64).T
-    value, slope = base.formula.functions(interval_arithmetic.FUNCTIONS)
+    value, slope = base.formula.functions(intervals.FUNCTIONS)
     x = Jet.variable(low, high)
     jets = [value(x), slope(x, value(x))]
     at = (low + (high - low) * (torch.arange(1, 100, dtype=torch.float64) / 100)[:, None]).requires_grad_()
@@ -235,7 +235,7 @@ def test_function_enclosures_are_tight(name: str, start: float, width: float) ->
     start = abs(start) if name in ("sqrt", "log1p") else start
     low = torch.tensor([start], dtype=torch.float64)
     high = low + width
-    result = interval_arithmetic.FUNCTIONS[name](Jet.variable(low, high)).value
+    result = intervals.FUNCTIONS[name](Jet.variable(low, high)).value
     values = FUNCTIONS[name](torch.linspace(start, high.item(), 2001, dtype=torch.float64))
     spread = (values.max() - values.min()).item()
     error = 1e-13 * values.abs().max().item() + 1e-13

@@ -1,24 +1,26 @@
 """hullo: activation functions that learn, as combinations of base functions."""
 
-import hullo._signals  # imported first: handles Ctrl-C while PyTorch is imported
-import hullo.catalogue
-import hullo.presets  # noqa: F401
-from hullo.bases import Base, get_base, list_bases
-from hullo.custom_bases import add_base
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from hullo.bases import Base, add_base, get_base, list_bases
 from hullo.functional import combine
 from hullo.gating import GatedHull
 from hullo.modules import AffineHull, ConicHull, ConvexHull, Hull, LinearHull
-from hullo.properties import identify, is_monotone, slope_bounds
-from hullo.surgery import (
-    coefficient_parameters,
-    fold,
-    fuse_gates,
-    parameter_groups,
-    plot,
-    replace_activations,
-    restore,
-    summary,
-)
+
+if TYPE_CHECKING:
+    from hullo import presets, properties, surgery  # noqa: F401
+    from hullo.properties import identify, is_monotone, slope_bounds
+    from hullo.surgery import (
+        coefficient_parameters,
+        fold,
+        fuse_gates,
+        parameter_groups,
+        plot,
+        replace_activations,
+        restore,
+        summary,
+    )
 
 __version__ = "0.2.0"
 
@@ -46,6 +48,17 @@ __all__ = [
     "slope_bounds",
     "summary",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import functions for whole models, and submodules, on first use."""
+    if name in ("presets", "properties", "surgery"):
+        return importlib.import_module(f"hullo.{name}")
+    if name in __all__:
+        room = "properties" if name in ("identify", "is_monotone", "slope_bounds") else "surgery"
+        found = getattr(importlib.import_module(f"hullo.{room}"), name)
+        return getattr(found, name, found)  # an import of the file by its path puts a module in place of the function
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -6,24 +6,23 @@ import os
 import sys
 from contextlib import suppress
 
-from hullo import _signals
-from hullo._install import install_command
+from hullo.lab import signals
 
 
 def main() -> None:
     """Run the laboratory's command line, or say in one line what it needs."""
-    _signals.install()
+    signals.install()
     try:
         from hullo.lab.cli import app
     except ModuleNotFoundError as error:
         package = (error.name or "hullo").partition(".")[0]
         if package == "hullo":
             raise
-        sys.exit(f"hullo: the command line needs {package}; run {install_command('lab')}")
+        sys.exit(f"hullo: the command line needs {package}; run pip install '.[lab]' in a clone of hullo")
     try:
         app(prog_name="hullo")
     except SystemExit as end:
-        if _signals.was_received():
+        if signals.was_received():
             _exit_at_once(end.code)
         raise
 

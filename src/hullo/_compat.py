@@ -51,6 +51,7 @@ empty_cuda: Callable[..., Tensor] = getattr(
     "_empty_strided_cuda",
     lambda *args: torch.empty_strided(*args[:2], dtype=args[2], device="cuda"),
 )  # given shape, strides and dtype, on the current device, in half the time of torch.empty_strided
+has_onednn: bool = torch._C._has_mkldnn  # whether this build of PyTorch contains oneDNN
 is_left_aligned = torch._nested_tensor_from_mask_left_aligned
 
 
@@ -185,3 +186,26 @@ def is_fake(tensor: Tensor) -> bool:
     from torch._subclasses.fake_tensor import FakeTensor
 
     return isinstance(tensor, FakeTensor)
+
+
+# Tensors that are sharded over processes (DTensor), handled without importing torch.distributed.
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Return whether a tensor is a DTensor."""
+    return hasattr(tensor, "full_tensor")
+
+
+def gather(tensor: Tensor) -> Tensor:
+    """Return the whole tensor. All processes of a DTensor have to call this."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def shard_like(values: Tensor, like: Tensor) -> Tensor:
+    """Return values, which every process has, as a tensor that is sharded like `like`."""
+    if not is_sharded(like):
+        return values
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh, placements = like.device_mesh, like.placements  # type: ignore[attr-defined]
+    return distribute_tensor(values.to(like.device, like.dtype), mesh, placements, src_data_rank=None)

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from hullo import operators
 from hullo._compat import (
     are_transforms_active,
     check_for,
     context_slots,
+    has_modes,
     is_eager,
     is_exporting,
     is_intercepted,
@@ -23,7 +23,7 @@ from hullo._compat import (
     tracing_state,
 )
 from hullo.bases import Base, resolve
-from hullo.kernels import FUSED_DTYPES, HAS_TRITON, CombineSpec, choose, load, reference
+from hullo.kernels import CombineSpec, choose, load, operators, reference
 from hullo.kernels.spec import compute_dtype
 from hullo.parametrizations import get_parametrization
 
@@ -68,26 +68,34 @@ def apply(
     spec: CombineSpec,
     backend: str | None = None,
     hull: Any = None,
-    shortcuts: Shortcuts | None = None,
+    calls: CallCache | None = None,
 ) -> Tensor:
-    """Combine with raw parameters and a spec, as the modules do. Error messages end with the hint of the hull."""
-    if backend is None and not torch.compiler.is_compiling() and type(x) in PLAIN and _is_plain(x, raw, spec):
-        # the rest would take longer than a small kernel
-        return _find_call(x, raw, spec, shortcuts)(x, raw)
-    if not isinstance(x, Tensor) or not x.is_floating_point() or x.layout is not torch.strided or x.is_nested:
-        if isinstance(x, fx.Proxy):  # torch.fx traces with these in place of tensors
-            return apply_spelled(x, raw, *spec.spelled, backend)
-        raise TypeError(_describe_invalid(x) + getattr(hull, "how_to_avoid", ""))
-    if raw.device != x.device and "meta" not in (raw.device.type, x.device.type):
-        raise ValueError(f"x is on {x.device} and the coefficients on {raw.device}; move both to one device with .to()")
-    _check_raw(x, raw, spec)
+    """Combine with raw parameters and a spec, as the modules do.
+
+    Error messages end with the hint of the hull. `calls` keeps the call of plain tensors in eager mode.
+    """
+    if isinstance(x, fx.Proxy):  # torch.fx traces with these in place of tensors
+        return apply_spelled(x, raw, *spec.spelled, backend)
+    _check_tensors(x, raw, spec, hull)
     kernel = choose(x, spec, backend)
-    if not torch.compiler.is_compiling() and tracing_state() is None:
-        return _dispatch(x, raw, spec, "reference" if is_intercepted(x, raw) else kernel)
-    if kernel == "triton" and not is_exporting():
-        result: Tensor = operators.combine(x, raw, *spec.spelled, backend)
-        return result
-    return reference.forward(x, raw, spec)  # plain operations: a compiler fuses them, and exporters support them
+    if torch.compiler.is_compiling() or tracing_state() is not None:
+        if kernel == "triton" and not is_exporting():
+            result: Tensor = operators.combine(x, raw, *spec.spelled, backend)
+            return result
+        return reference.forward(x, raw, spec)  # plain operations: a compiler fuses them, and exporters support them
+    if is_intercepted(x, raw):
+        return _dispatch(x, raw, spec, "reference")
+    if not (is_eager() and type(x) in PLAIN and type(raw) in PLAIN) or is_wrapped(x) or is_wrapped(raw):
+        return _dispatch(x, raw, spec, kernel)
+    route = _route(spec, kernel)
+    if calls is not None and kernel == "triton":
+        from hullo.kernels import triton
+
+        route.forward = triton.prepare(x, raw, spec)
+    call = _bind(route, x.requires_grad or raw.requires_grad)
+    if calls is not None:
+        calls.add(call, x, raw)
+    return call(x, raw)
 
 
 @dataclass(slots=True)
@@ -104,42 +112,36 @@ def _route(spec: CombineSpec, kernel: str) -> _Route:
     return _Route(spec, kernel, lambda x, raw: forward(x, raw, spec))
 
 
-class Shortcuts(dict[int, tuple[Callable[..., bool], Any] | None]):
-    """What a module has found for tensors, by their number of elements, with a check that others are like them.
+PLAIN = (Tensor, torch.nn.Parameter)
 
-    Nothing is prepared for the first call of a size, since inputs may never have the same size again.
-    """
 
-    def __reduce__(self) -> tuple[type[Shortcuts], tuple[()]]:
-        return Shortcuts, ()  # copies and pickles are empty
+class CallCache(dict[int, tuple[Callable[..., bool], Any]]):
+    """Cache of guarded calls of a module, by the element count of the input."""
 
-    def has_seen(self, x: Tensor) -> bool:
-        """Return whether there was a call of this size before; note this one."""
-        if (count := x.numel()) in self:
-            return True
+    def __reduce__(self) -> tuple[type[CallCache], tuple[()]]:
+        return CallCache, ()  # copies and pickles are empty
+
+    def find(self, *tensors: Any) -> Any:
+        """Return what was added for tensors like these, in eager mode; None if there is nothing."""
+        if torch.compiler.is_compiling():
+            return None
+        for tensor in tensors:  # guards need strides
+            if type(tensor) not in PLAIN or tensor.layout is not torch.strided or tensor.is_nested:
+                return None
+        known = self.get(tensors[0].numel())
+        return known[1] if known is not None and known[0](*tensors) and not has_modes() else None
+
+    def add(self, found: Any, *tensors: Tensor) -> None:
+        """Add what was found for tensors, the first of which is the input."""
         if len(self) > 255:
             self.clear()
-        self[count] = None
-        return False
-
-    def remember(self, found: Any, *tensors: Tensor) -> None:
-        """Remember what was found for tensors, the first of which has the size."""
-        check = check_for(*tensors)
-        self[tensors[0].numel()] = None if check is None else (check, found)
+        if (check := check_for(*tensors)) is not None:
+            self[tensors[0].numel()] = check, found
 
 
-def _find_call(
-    x: Tensor, raw: Tensor, spec: CombineSpec, shortcuts: Shortcuts | None
-) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the function that combines plain tensors in eager mode; remember it at the second call of a module."""
-    _check_raw(x, raw, spec)
-    route = _route(spec, "triton" if x.is_cuda else "cpu")
-    is_repeated = shortcuts is not None and shortcuts.has_seen(x)
-    if is_repeated and x.is_cuda:
-        from hullo.kernels import triton
-
-        route.forward = triton.prepare(x, raw, spec)
-    forward, has_gradient = route.forward, x.requires_grad or raw.requires_grad  # which a shortcut checks, too
+def _bind(route: _Route, has_gradient: bool) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return the function that combines plain tensors in eager mode, one of which may require a gradient."""
+    forward = route.forward
 
     def call(x: Tensor, raw: Tensor) -> Tensor:
         if has_gradient and torch.is_grad_enabled():
@@ -147,28 +149,7 @@ def _find_call(
             return result
         return forward(x, raw)
 
-    if shortcuts is not None and is_repeated:
-        shortcuts.remember(call, x, raw)
     return call
-
-
-PLAIN = (Tensor, torch.nn.Parameter)
-
-
-def _is_plain(x: Tensor, raw: Tensor, spec: CombineSpec) -> bool:
-    """Return whether x and raw are plain tensors for a fused kernel, in eager mode."""
-    return (
-        ((x.is_cuda and spec.has_formulas and HAS_TRITON) or x.is_cpu)
-        and x.layout is torch.strided
-        and not x.is_nested
-        and is_eager()
-        and type(raw) in PLAIN
-        and x.dtype in FUSED_DTYPES
-        and raw.is_cpu == x.is_cpu
-        and raw.get_device() == x.get_device()
-        and not is_wrapped(x)
-        and not is_wrapped(raw)
-    )
 
 
 @fx.wrap
@@ -177,6 +158,48 @@ def apply_spelled(
 ) -> Tensor:
     """Call `apply` with a spec of strings and numbers, which a graph of torch.fx can hold."""
     return apply(x, raw, operators.spec(bases, parametrization, channel_dim), backend)
+
+
+# A learned inner scale: sum over i of c_i f_i(b_i x), with one b per hull, or one for each of its bases. x is
+# multiplied with the scales before the kernels run.
+
+
+def apply_scaled(x: Tensor, raw: Tensor, scales: Tensor, spec: CombineSpec, hull: object = None) -> Tensor:
+    """Combine base functions of a scaled input, as :func:`hullo.functional.apply` does of the input."""
+    if isinstance(x, fx.Proxy):
+        return apply_scaled_spelled(x, raw, scales, *spec.spelled)
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        return apply(x, raw, spec, hull=hull)  # raises the error
+    wide = x.to(compute_dtype(x))  # once, since each product saves its factor for the backward pass
+    if scales.shape[-1] == 1:
+        return apply(_scaled(wide, scales, 0, spec), raw, spec, hull=hull).to(x.dtype)
+    coefficients = spec.parametrization.transform(raw)
+    total = torch.zeros((), dtype=wide.dtype, device=x.device)
+    for n, item in enumerate(spec.bases):
+        single = CombineSpec((item,), get_parametrization("given"), spec.channel_dim)
+        total = total + apply(_scaled(wide, scales, n, spec), coefficients[..., n : n + 1], single)
+    return total.to(x.dtype)
+
+
+@fx.wrap
+def apply_scaled_spelled(
+    x: Tensor, raw: Tensor, scales: Tensor, bases: str, parametrization: str, channel_dim: int
+) -> Tensor:
+    """Call `apply_scaled` with a spec of strings and numbers, which a graph of torch.fx can hold."""
+    return apply_scaled(x, raw, scales, operators.spec(bases, parametrization, channel_dim))
+
+
+def _scaled(x: Tensor, scales: Tensor, column: int, spec: CombineSpec) -> Tensor:
+    """Return x times the scales of one column."""
+    factors = scales[..., column].to(x.dtype)
+    if scales.dim() == 1:
+        return x * factors
+    dim = spec.channel_dim % x.dim() if -x.dim() <= spec.channel_dim < x.dim() else 0
+    if x.dim() == 0 or x.shape[dim] % len(factors):
+        return x  # `apply` raises the error
+    shape = [1] * x.dim()
+    shape[dim] = x.shape[dim]
+    return x * factors.repeat_interleave(x.shape[dim] // len(factors)).reshape(shape)
 
 
 def _describe_invalid(x: object) -> str:
@@ -195,8 +218,13 @@ def _describe_invalid(x: object) -> str:
     return f"x must be a floating-point tensor, got {x.dtype}; for integers call x.float() first"
 
 
-def _check_raw(x: Tensor, raw: Tensor, spec: CombineSpec) -> None:
-    """Raise an error unless there are raw parameters for every base function, in one row or one per group."""
+def _check_tensors(x: Tensor, raw: Tensor, spec: CombineSpec, hull: Any) -> None:
+    """Raise an error unless x is dense, on the device of the raw parameters, and these are as many as the bases need,
+    in one row or one per group."""
+    if not isinstance(x, Tensor) or not x.is_floating_point() or x.layout is not torch.strided or x.is_nested:
+        raise TypeError(_describe_invalid(x) + getattr(hull, "how_to_avoid", ""))
+    if raw.device != x.device and "meta" not in (raw.device.type, x.device.type):
+        raise ValueError(f"x is on {x.device} and the coefficients on {raw.device}; move both to one device with .to()")
     expected = len(spec.bases) - spec.parametrization.fewer
     if tracing_state() is None and raw.shape[-1:] != (expected,):
         raise ValueError(

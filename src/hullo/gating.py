@@ -12,10 +12,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from hullo._compat import (
-    has_modes,
     is_eager,
     is_intercepted,
     is_legacy_batched,
@@ -24,7 +23,7 @@ from hullo._compat import (
     real_tensors,
     storage_uses,
 )
-from hullo.functional import Shortcuts, apply, backward
+from hullo.functional import CallCache, apply, backward
 from hullo.kernels import CombineSpec, choose, load
 from hullo.modules import Hull
 
@@ -49,7 +48,7 @@ class GatedHull(nn.Module):
         if not isinstance(hull, Hull):
             raise TypeError(f"hull is a {type(hull).__name__}; give GatedHull a hull such as hullo.AffineHull(...)")
         self.hull = hull
-        self.shortcuts = Shortcuts()
+        self.calls = CallCache()
 
     def forward(self, gate: Tensor, up: Tensor) -> Tensor:
         hull: Hull = self._modules["hull"]  # type: ignore[assignment]  # faster than an attribute
@@ -62,24 +61,18 @@ class GatedHull(nn.Module):
         return fused
 
     def _find_kernel(self, hull: Hull, gate: Tensor, up: Tensor) -> tuple[Tensor, str] | None:
-        """Return the input of the kernel for plain tensors, and its name, looked up from the second call on."""
-        if torch.compiler.is_compiling() or isinstance(gate, fx.Proxy) or isinstance(up, fx.Proxy):
-            return None
-        parameters = hull._parameters
+        """Return the input of the fused kernel and its name; None where the hull and a product are called."""
         hooks = hull._forward_hooks or hull._forward_pre_hooks or hull._backward_hooks or hull._backward_pre_hooks
-        if hooks or parameters.get("inner_scale", False) is not None:
+        if torch.compiler.is_compiling() or hooks or hull._parameters.get("inner_scale", False) is not None:
             return None
-        raw = parameters.get(hull.raw_name)
-        if not _have_strides(gate, up):
-            return None
-        known = self.shortcuts.get(gate.numel())
-        if known is not None and known[0](gate, up, raw) and not has_modes():
-            return raw, known[1]  # type: ignore[return-value]
+        raw = hull._parameters.get(hull.raw_name)
+        if (known := self.calls.find(gate, up, raw)) is not None:
+            return raw, known  # type: ignore[return-value]
         if not _is_plain(hull, gate, up):
             return None
         given, kernel = hull.kernel_input(), choose(gate, hull.spec, None)
-        if given is raw and self.shortcuts.has_seen(gate):
-            self.shortcuts.remember(kernel, gate, up, raw)
+        if given is raw:  # otherwise the kernel takes coefficients, which change
+            self.calls.add(kernel, gate, up, raw)
         return given, kernel
 
 
@@ -91,24 +84,20 @@ def named_callers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield name, gated.get(id(module), module)
 
 
-def _have_strides(gate: Tensor, up: Tensor) -> bool:
-    """Return whether both are tensors with strides, which the check of a shortcut needs."""
-    if not isinstance(gate, Tensor) or not isinstance(up, Tensor) or gate.is_nested or up.is_nested:
-        return False
-    return gate.layout is torch.strided and up.layout is torch.strided
-
-
 def _is_plain(hull: Hull, gate: Tensor, up: Tensor) -> bool:
     """Return whether the fused autograd Function applies; otherwise the hull and a product are called."""
-    if type(hull).forward is not Hull.forward or not is_eager() or is_wrapped(gate) or is_wrapped(up):
+    if type(hull).forward is not Hull.forward or not is_eager():
         return False
-    raw, device = hull.raw, gate.device
-    are_alike = gate.shape == up.shape and gate.dtype == up.dtype and device == up.device and device == raw.device
-    if not are_alike or not gate.is_floating_point():
+    for tensor in (gate, up):
+        if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided or tensor.is_nested:
+            return False
+        if is_wrapped(tensor) or tensor.device != hull.raw.device:
+            return False
+    if gate.shape != up.shape or gate.dtype != up.dtype or not gate.is_floating_point():
         return False
     if hull.groups > 1 and not _has_groups(hull, gate):
         return False  # the hull raises the error
-    return not is_intercepted(gate, up, raw)
+    return not is_intercepted(gate, up, hull.raw)
 
 
 def _has_groups(hull: Hull, gate: Tensor) -> bool:

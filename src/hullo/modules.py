@@ -10,19 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from hullo._compat import has_modes, real_tensors
+from hullo._compat import gather, is_sharded, real_tensors, shard_like
 from hullo.bases import Base, get_base, resolve
-from hullo.coefficients import Hyperplane, Orthant, Simplex, Space, invert
-from hullo.functional import PLAIN, Shortcuts, apply
-from hullo.inner_scale import apply_scaled, make_scales
+from hullo.coefficients import Hyperplane, Orthant, Simplex, Space, invert, read_only
+from hullo.functional import CallCache, apply, apply_scaled
 from hullo.kernels import CombineSpec
 from hullo.optimizer_hook import watch
 from hullo.parametrizations import BuiltInParametrization, Parametrization, evaluate, get_parametrization
-from hullo.read_only_tensor import read_only
-from hullo.sharding import gather, is_sharded, shard_like
 from hullo.state_names import SUFFIXES, write_raw_name
 
 Init = Sequence[float] | Sequence[Sequence[float]] | Tensor | str | None
+InnerScale = str | float | Sequence[float] | None
 
 
 def without_rounding(row: Sequence[float]) -> list[float]:
@@ -44,6 +42,21 @@ def keep_float32(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return convert
 
 
+def _read_scales(given: InnerScale, bases: int) -> list[float]:
+    """Return the initial inner scales: none, one, or one per base."""
+    if given is None or isinstance(given, str):
+        ones: dict[str | None, list[float]] = {None: [], "hull": [1.0], "base": [1.0] * bases}
+        scales = ones.get(given, [math.nan])
+    else:
+        scales = [float(value) for value in (given if isinstance(given, Sequence) else [given])]
+    if not all(map(math.isfinite, scales)) or (given is not None and len(scales) not in (1, bases)):
+        raise ValueError(
+            f"inner_scale={given!r}: give 'hull' for one scale, 'base' for one scale per base, a number or {bases} "
+            "numbers to start at, or None"
+        )
+    return scales
+
+
 class Hull(nn.Module):
     """Hold bases and raw parameters, and compute coefficients from them: the base class of all hulls."""
 
@@ -61,7 +74,7 @@ class Hull(nn.Module):
         channel_dim: int = 1,
         parametrization: str | Parametrization | None = None,
         strict: bool | None = None,
-        inner_scale: str | None = None,
+        inner_scale: InnerScale = None,
         inplace: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -85,7 +98,7 @@ class Hull(nn.Module):
         chosen = self.constraint.parametrization
         in_kernel = chosen if isinstance(chosen, BuiltInParametrization) else get_parametrization("given")
         self.spec = CombineSpec(self.bases, in_kernel, channel_dim)
-        self.shortcuts = Shortcuts()
+        self.calls = CallCache()
         self.raw_name = write_raw_name(chosen.name, self.bases, groups, channel_dim)
         self.init = self._validate(self._uniform() if init is None else init)
         self.raw = nn.Parameter(  # type: ignore[misc]
@@ -96,7 +109,11 @@ class Hull(nn.Module):
             )
         )
 
-        self.register_parameter("inner_scale", make_scales(inner_scale, groups, len(self.bases), self.raw))
+        self.initial_scales = _read_scales(inner_scale, len(self.bases))
+        self.register_parameter("inner_scale", None)
+        if self.initial_scales:
+            shape = (len(self.initial_scales),) if groups == 1 else (groups, len(self.initial_scales))
+            self.inner_scale = nn.Parameter(self.raw.new_tensor(self.initial_scales).expand(shape).clone())
         self._watch()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -116,17 +133,11 @@ class Hull(nn.Module):
             scale = self.inner_scale
         if scale is not None:
             return apply_scaled(input, raw, scale, self.spec, hull=self)  # type: ignore[arg-type]
-        if (
-            not torch.compiler.is_compiling()
-            and type(input) in PLAIN
-            and input.layout is torch.strided  # the check of a shortcut needs strides
-            and not input.is_nested
-        ):
-            known = self.shortcuts.get(input.numel())
-            if known is not None and known[0](input, raw) and not has_modes():
-                result: Tensor = known[1](input, raw)
-                return result
-        return apply(input, raw, self.spec, None, self, self.shortcuts)  # type: ignore[arg-type]
+        call = self.calls.find(input, raw)
+        if call is None:
+            return apply(input, raw, self.spec, None, self, self.calls)  # type: ignore[arg-type]
+        result: Tensor = call(input, raw)
+        return result
 
     def kernel_input(self) -> Tensor:
         """Return the input of the kernels: raw parameters of a built-in parametrization, otherwise coefficients."""
@@ -134,10 +145,11 @@ class Hull(nn.Module):
         return self.raw if parametrization is self.spec.parametrization else evaluate(parametrization, self.raw)
 
     def reset_parameters(self) -> None:
-        """Reset the coefficients to their initial values and scales to one, also after `to_empty`."""
+        """Reset coefficients and scales to their initial values, also after `to_empty`."""
         self.coefficients = self.init
         if self.inner_scale is not None:
-            nn.init.ones_(self.inner_scale)
+            with torch.no_grad():
+                self.inner_scale.copy_(self.inner_scale.new_tensor(self.initial_scales))
 
     @property
     def coefficients(self) -> Tensor:
@@ -264,6 +276,16 @@ class Hull(nn.Module):
             return None
         return rows
 
+    def local_scales(self) -> list[list[float]] | None:
+        """Return the inner scales as numbers, one row per group, for printing; None if they have no values."""
+        if self.inner_scale is None or is_sharded(self.inner_scale):
+            return None
+        try:
+            rows: list[list[float]] = self.inner_scale.detach().double().reshape(self.groups, -1).tolist()
+        except RuntimeError:
+            return None
+        return rows
+
     def extra_repr(self) -> str:
         parts = [item.name for item in self.bases]
         if self.groups == 1 and (rows := self.local_rows()):
@@ -275,7 +297,9 @@ class Hull(nn.Module):
         if self.constraint != self.set_class():
             parts.append(f"parametrization={self.constraint.parametrization.name!r}")
         if self.inner_scale is not None:
-            parts.append(f"inner_scale={self.scale_kind!r}")
+            scales = self.local_scales() if self.groups == 1 else None
+            shown = ", ".join(f"{value:.3g}" for value in scales[0]) if scales else repr(self.scale_kind)
+            parts.append(f"inner_scale={shown if self.scale_kind == 'hull' or not scales else f'[{shown}]'}")
         return ", ".join(parts)
 
 
@@ -304,8 +328,8 @@ class AffineHull(Hull):
             :class:`hullo.coefficients.Hyperplane`, or your own :class:`hullo.parametrizations.Parametrization`.
         strict: reject bases that do not have value zero and slope one at the origin. By default convex and affine
             hulls do, conic and linear ones do not.
-        inner_scale: learn a scale b of the input, f(b x), initially one: "hull" for one scale, "base" for one per base;
-            with several groups, one row of them per group. None by default.
+        inner_scale: learn a scale b of the input, f(b x): "hull" for one scale, "base" for one per base, which start at
+            one, or the number or numbers to start at; with several groups, one row of them per group. None by default.
         inplace: ignored; accepted because code such as timm's `act_layer` passes it. A hull saves its input for the
             backward pass and returns a new tensor. Only :func:`hullo.replace_activations` makes hulls that overwrite
             their input, which print ``inplace=True``, where the replaced activations do.

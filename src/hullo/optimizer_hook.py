@@ -22,9 +22,8 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
-from hullo._compat import copy_each
+from hullo._compat import copy_each, gather, is_sharded, shard_like
 from hullo.parametrizations import Parametrization
-from hullo.sharding import gather, is_sharded, shard_like
 
 if TYPE_CHECKING:
     from hullo.modules import Hull

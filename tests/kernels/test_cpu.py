@@ -1,4 +1,4 @@
-"""The CPU kernel in blocks is the reference, whatever their size. For compiled kernels see test_compiled."""
+"""The CPU kernel in blocks is the reference, whatever their size."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import hullo
-from hullo.kernels import compiled, cpu
+from hullo.kernels import cpu
 
 BASES = ("identity", "relu", "tanh", "unit_silu")
 
@@ -22,11 +22,6 @@ LAYOUTS: dict[str, Callable[[], Tensor]] = {
     "two dimensions": lambda: torch.randn(37, 6),
     "empty": lambda: torch.randn(0, 6, 4),
 }
-
-
-@pytest.fixture(autouse=True)
-def _no_compiled_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled, "library", lambda x, spec: None)
 
 
 @pytest.fixture(params=[1, 7])
@@ -102,16 +97,13 @@ def test_a_tensor_of_many_blocks_is_the_reference() -> None:
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("dtype", "count"), [(torch.float32, 8), (torch.float64, 8), (torch.float64, 5000)])
-def test_small_tensors_and_float64_have_the_tanh_of_pytorch(dtype: torch.dtype, count: int) -> None:
-    x = torch.logspace(-18, 1, count, dtype=dtype)
-    torch.testing.assert_close(hullo.AffineHull("tanh", dtype=dtype)(x), torch.tanh(x), rtol=3e-7, atol=0.0)
-
-
-def test_tanh_is_exact_to_two_ten_millionths() -> None:
-    x = torch.cat([torch.linspace(-12, 12, 100_001), torch.logspace(-40, 2, 1000), torch.tensor([0.0, 1e30, -1e30])])
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float32, 3e-7), (torch.float64, 1e-15)])
+@pytest.mark.parametrize("count", [8, 2 * cpu.ONEDNN])
+def test_tanh_is_exact_to_rounding_also_near_zero(dtype: torch.dtype, rtol: float, count: int) -> None:
+    x = torch.cat([torch.logspace(-18, 1.5, count, dtype=dtype), torch.tensor([0.0, -0.0, 1e30, torch.inf, torch.nan])])
     found = hullo.combine(x, torch.ones(1), ["tanh"], backend="cpu")
-    assert (found.double() - torch.tanh(x.double())).abs().max() < 2e-7
+    torch.testing.assert_close(found.double(), torch.tanh(x.double()), rtol=rtol, atol=0.0, equal_nan=True)
+    assert found.signbit().equal(x.signbit())
 
 
 @pytest.mark.parametrize("groups", [None, 1])
@@ -133,21 +125,8 @@ def test_the_layout_of_the_input_is_the_layout_of_the_result() -> None:
     assert gradient.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_a_result_in_huge_pages_is_the_same() -> None:
-    x = torch.randn(cpu.HUGE // 4 + 3)
-    found = hullo.combine(x, torch.tensor([0.25, 0.75]), ["identity", "relu"])
-    torch.testing.assert_close(found, torch.nn.functional.leaky_relu(x, 0.25))
-
-
 def test_a_unit_function_of_ones_own_is_not_taken_for_one_of_the_catalogue() -> None:
     x = torch.linspace(-3, 3, 50)
     for name, formula in (("unit_tanh", "x * sigmoid(x)"), ("unit_nothing", "x * sigmoid(x)")):
         found = hullo.combine(x, torch.ones(1), [hullo.add_base(name, formula)], backend="cpu")
         torch.testing.assert_close(found, torch.nn.functional.silu(x))
-
-
-def test_asinh_is_exact_to_rounding_also_where_squares_overflow() -> None:
-    x = torch.cat([torch.linspace(-9, 9, 1001), torch.logspace(-30, 2, 200), torch.tensor([0.0])])
-    for given in (x, torch.cat([x, torch.tensor([1e30, -3e38, torch.inf])])):
-        found = hullo.combine(given, torch.ones(1), ["asinh"], backend="cpu")
-        torch.testing.assert_close(found.double(), torch.asinh(given.double()), rtol=5e-7, atol=0)

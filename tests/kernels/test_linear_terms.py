@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import hullo
-from hullo.formulas import FUNCTIONS
+from hullo.bases.formulas import FUNCTIONS
 from hullo.kernels.linear_terms import slope_terms, value_terms
 
 X = torch.cat([torch.linspace(-9, 9, 721, dtype=torch.float64), torch.tensor([0.0, 1e-3, -1e-3], dtype=torch.float64)])

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import hullo
 from cuda_steps import assert_replayed, count_kernels
-from hullo.formulas import FUNCTIONS
+from hullo.bases.formulas import FUNCTIONS
 from hullo.kernels import CombineSpec, choose, reference
 from hullo.kernels.codegen import kernel_source
 from hullo.parametrizations import get_parametrization
@@ -193,7 +193,7 @@ def test_a_word_is_computed_once_however_often_formulas_use_it() -> None:
 
 
 def test_a_base_without_a_formula_falls_back_and_is_refused_by_name() -> None:
-    bump = hullo.custom_bases._measure(
+    bump = hullo.bases.custom._measure(
         "bump", lambda x: x * torch.exp(-x * x), lambda x, y: (1 - 2 * x * x) * torch.exp(-x * x)
     )
     spec = CombineSpec((bump,), get_parametrization("given"), 1)

@@ -17,9 +17,9 @@ import typer
 from command_cases import CASES
 from filelock import FileLock
 
-from hullo._signals import REPEAT_SECONDS, stop_request
 from hullo.lab.cli.common import report_interruption
 from hullo.lab.files import locked
+from hullo.lab.signals import REPEAT_SECONDS, stop_request
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs signals")
 PROMPT = 10.0
@@ -63,28 +63,10 @@ def test_unwritable_stdout_is_one_line(endings: dict[str, dict[str, Any]]) -> No
     assert ending["stderr"].startswith("hullo: standard output: No space left")
 
 
-@pytest.mark.parametrize("start", [("-m", "hullo"), ("-c", "import hullo")], ids=" ".join)
-def test_ctrl_c_during_imports_is_one_line_in_the_command_only(start: tuple[str, ...], tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)")
-    source = Path(command_cases.__file__).parents[2] / "src"
-    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{source}"}
-    process = subprocess.Popen(
-        [sys.executable, *start], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "importing\n"
-    process.send_signal(signal.SIGINT)
-    errors = process.communicate(timeout=60)[1]
-    if start[0] == "-m":
-        assert (process.returncode, errors) == (130, "hullo: interrupted\n")
-    else:
-        assert "KeyboardInterrupt" in errors
-
-
 def test_signals_ignored_by_the_parent_stay_ignored(tmp_path: Path) -> None:
     code = (
-        "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); from hullo import _signals\n"
-        "_signals.install(); os.kill(os.getpid(), signal.SIGHUP); print('alive', flush=True)\n"
+        "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); from hullo.lab import signals\n"
+        "signals.install(); os.kill(os.getpid(), signal.SIGHUP); print('alive', flush=True)\n"
         "os.kill(os.getpid(), signal.SIGTERM)"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -217,6 +217,19 @@ def test_members_are_kept_once(given_members: list[int]) -> None:
     assert len(population) == 3
 
 
+@pytest.mark.parametrize("is_own", [False, True])
+def test_parameter_groups_of_a_population_are_those_of_its_members(is_own: bool) -> None:
+    options = {"lr": 0.01, "weight_decay": 0.1, "coefficient_lr_scale": 5.0}
+    networks, x = members(), batches()
+    population = Population(networks)
+    groups = hullo.parameter_groups(population, **options)
+    optimizer = AdamW(population, lr=0.01, groups=groups) if is_own else torch.optim.AdamW(groups)
+    train(population, optimizer, x)
+    for k, member in enumerate(networks):
+        train_alone(member, torch.optim.AdamW(hullo.parameter_groups(member, **options)), x[:, k])
+        assert_equal_states(population[k], member)
+
+
 def test_the_default_does_not_decay_coefficients() -> None:
     population = Population([network(ACTIVATIONS[2])])
     before = {name: p.detach().clone() for name, p in population.named_parameters()}

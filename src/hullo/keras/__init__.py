@@ -5,14 +5,12 @@
 AffineHull(['identity', 'relu', 'tanh'])
 """
 
-from hullo._install import install_command
-
 try:
     import keras.ops  # noqa: F401
 except ImportError as error:
     raise type(error)(
-        f"hullo.keras needs Keras 3 and its backend ({error}): run {install_command('keras')}, and set the "
-        "environment variable KERAS_BACKEND to 'torch', 'jax' or 'tensorflow', whichever you have",
+        f"hullo.keras needs Keras 3 and its backend ({error}): run pip install '.[keras]' in a clone of hullo, and "
+        "set the environment variable KERAS_BACKEND to 'torch', 'jax' or 'tensorflow', whichever you have",
         name=error.name,
     ) from None
 

@@ -53,7 +53,7 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
     "tanh": ops.tanh,
     "where": _where,
 }
-"""The functions that a formula may call, in Keras; see :data:`hullo.formulas.FUNCTIONS`."""
+"""The functions that a formula may call, in Keras; see :data:`hullo.bases.formulas.FUNCTIONS`."""
 
 
 def _with_gradient(function: Callable[..., Array], pullback: Callable[..., Array]) -> Callable[..., Array]:

@@ -7,7 +7,7 @@ A kernel is a module with two functions over a :class:`CombineSpec`:
 
 `raw` holds raw parameters, one row per group or one row for all; the parametrization of the spec maps them to
 coefficients. Kernels depend on bases and tensors, not on modules. :mod:`~hullo.kernels.reference` is plain PyTorch and
-the oracle of the tests, :mod:`~hullo.kernels.cpu` is a loop in C, or blocks that stay in the cache,
+the oracle of the tests, :mod:`~hullo.kernels.cpu` works in blocks that stay in the cache,
 :mod:`~hullo.kernels.triton` is one fused kernel on a GPU.
 """
 

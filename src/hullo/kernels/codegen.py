@@ -156,10 +156,7 @@ class Translator(ast.NodeTransformer):
         self.value = ""
 
     def assign(self, name: str, formula: ast.expr) -> None:
-        self.lines.append(self.statement(name, ast.unparse(self.visit(formula))))
-
-    def statement(self, name: str, value: str) -> str:
-        return f"{name} = {value}"
+        self.lines.append(f"{name} = {ast.unparse(self.visit(formula))}")
 
     def visit_Name(self, node: ast.Name) -> ast.Name:
         return ast.Name(self.value) if node.id == "y" and self.value else node
@@ -175,7 +172,7 @@ class Translator(ast.NodeTransformer):
         text = ast.unparse(node)
         if text not in self.known:
             self.known[text] = f"word{len(self.known)}"
-            self.lines.append(self.statement(self.known[text], text))
+            self.lines.append(f"{self.known[text]} = {text}")
         return ast.Name(self.known[text])
 
 

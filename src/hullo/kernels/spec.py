@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hullo.bases import Base, Formula, Slope
-from hullo.formulas import FUNCTIONS
+from hullo.bases.formulas import FUNCTIONS
 from hullo.least_squares import Function
 from hullo.parametrizations import BuiltInParametrization
 
@@ -41,7 +41,7 @@ class CombineSpec:
 
     @property
     def spelled(self) -> tuple[str, str, int]:
-        """Return the spec as strings and numbers, which a graph can hold; :func:`hullo.operators.spec` reads them."""
+        """Return the spec as strings and numbers, which a graph can hold; `operators.spec` reads them."""
         return ";".join(item.name for item in self.bases), self.parametrization.name, self.channel_dim
 
 

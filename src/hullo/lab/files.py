@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, BinaryIO, Literal
 
 from filelock import FileLock, Timeout
 
-from hullo._signals import check_stop, unwinding
+from hullo.lab.signals import check_stop, unwinding
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hullo._compat import is_sharded
 from hullo.bases import in_order, is_built_in
 from hullo.lab.files import make_directory
 from hullo.lab.spec.activation import PRELU, ActivationSpec
@@ -24,7 +25,6 @@ from hullo.lab.spec.records import ACCURACY, Record, Records, round_number, roun
 from hullo.lab.spec.run_spec import SETTING, Spec
 from hullo.modules import Hull
 from hullo.parametrizations import BuiltInParametrization
-from hullo.sharding import is_sharded
 
 LOSSES = ("train_loss", "test_loss", "val_loss")
 ACCURACIES = ("test_accuracy", "test_top5", "val_accuracy")
@@ -151,7 +151,7 @@ class Run:
             raise ValueError("no epoch was logged, so nothing is recorded; call log after every epoch")
         accuracies = {name: [*map(round_number, self._curves.get(name, ()))] for name in ACCURACIES}
         losses = {name: round_numbers(self._curves.get(name, ())) for name in LOSSES}
-        row = ActivationSpec.parse(self._spec.activation)
+        row = self._spec.row
         means = [[round_numbers(rows.mean(0).tolist()) for rows in point] for point in self._points]
         is_finite = [
             None not in itertools.chain((curve[epoch] for curve in losses.values() if curve), *means[1 + epoch])

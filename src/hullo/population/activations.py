@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hullo.bases import Base, in_order
-from hullo.functional import apply
-from hullo.inner_scale import apply_scaled
+from hullo.functional import apply, apply_scaled
 from hullo.kernels import CombineSpec
 from hullo.modules import keep_float32
 from hullo.optimizer_hook import watch_table

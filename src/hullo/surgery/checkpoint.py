@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hullo._compat import gather
 from hullo.bases import is_known, resolve
 from hullo.gating import GatedHull
 from hullo.modules import HULLS, Hull
 from hullo.parametrizations import evaluate
-from hullo.sharding import gather
 from hullo.state_names import read_raw_name
 from hullo.surgery.build import is_frozen, nearby_tensor
 from hullo.surgery.find import find_sites

@@ -29,7 +29,7 @@ def parameter_groups(
     Weight decay would pull the raw parameters towards zero, which has no meaning for coefficients that sum to one.
 
     Args:
-        model: any module with hulls.
+        model: any module with hulls, or a population.
         groups: existing parameters or parameter groups, such as those of ``timm.optim``. Coefficients are moved from
             each group to a new one with the same options, but without weight decay and with their own learning rate.
             Coefficients that are not among them are not added; a warning says so if other parameters of the module
@@ -48,7 +48,9 @@ def parameter_groups(
         >>> [(len(group["params"]), group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
         [(1, 0.001, 0.01), (1, 0.001, 0.0), (1, 0.01, 0.0)]
     """
-    named_hulls("parameter_groups", model)
+    dims_of_members = 1 if _is_population(model) else 0
+    if not dims_of_members:
+        named_hulls("parameter_groups", model)
     for name, value in (("lr", lr), ("weight_decay", weight_decay), ("coefficient_lr_scale", coefficient_lr_scale)):
         if value is None and name != "coefficient_lr_scale":
             continue
@@ -66,8 +68,12 @@ def parameter_groups(
         others = [parameter for parameter in model.parameters() if id(parameter) not in own]
         decay = {} if weight_decay is None else {"weight_decay": weight_decay}
         given: list[Group] = [
-            {"params": [p for p in others if p.dim() > 1 or not weight_decay], "lr": lr, **decay},
-            {"params": [p for p in others if p.dim() <= 1 and weight_decay], "lr": lr, "weight_decay": 0.0},
+            {"params": [p for p in others if p.dim() - dims_of_members > 1 or not weight_decay], "lr": lr, **decay},
+            {
+                "params": [p for p in others if p.dim() - dims_of_members <= 1 and weight_decay],
+                "lr": lr,
+                "weight_decay": 0.0,
+            },
         ]
         moved: list[Group] = [{"params": coefficients, "lr": lr}]
     else:
@@ -82,6 +88,10 @@ def parameter_groups(
             raise TypeError(f"coefficient_lr_scale={coefficient_lr_scale}: give lr too, or groups that have one")
         made.append(group | {"weight_decay": 0.0})
     return [group for group in made if group["params"]]
+
+
+def _is_population(model: nn.Module) -> bool:
+    return hasattr(type(model), "coefficient_parameters")
 
 
 def _warn_of_missing(model: nn.Module, coefficients: set[int], given: set[int]) -> None:
@@ -132,6 +142,9 @@ def coefficient_parameters(model: nn.Module) -> list[nn.Parameter]:
         >>> [tuple(parameter.shape) for parameter in hullo.coefficient_parameters(model)]
         [(2,)]
     """
+    if _is_population(model):
+        parameters: list[nn.Parameter] = model.coefficient_parameters()  # type: ignore[operator]
+        return parameters
     found: dict[nn.Parameter, None] = {}
     for hull in named_hulls("coefficient_parameters", model).values():
         names = [hull.raw_name, *(["inner_scale"] if hull.inner_scale is not None else [])]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hullo._compat import real_tensors
-from hullo.inner_scale import apply_scaled
+from hullo.functional import apply_scaled
 from hullo.kernels import CombineSpec
 from hullo.modules import Hull
 from hullo.parametrizations import get_parametrization

@@ -15,12 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hullo._compat import real_tensors
+from hullo._compat import gather, real_tensors
 from hullo.bases import Base, all_bases, get_base
 from hullo.find_base import combination
 from hullo.least_squares import express
 from hullo.modules import Hull
-from hullo.sharding import gather
 from hullo.surgery.isolation import NotHashableError, has_changed, isolated, state_of
 from hullo.surgery.probes import identify_function, points
 

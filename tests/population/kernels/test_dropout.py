@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from hullo.population import kernels, rng
-from hullo.population.rules import Context
-from hullo.population.rules.layers import drop as plain_drop
+from hullo.population.rules import Context, layers
 from hullo.population.values import Value
 
 pytest.importorskip("triton")
@@ -15,26 +16,74 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 from hullo.population.kernels.dropout import drop  # noqa: E402
 
+NCHW, NHWC = (0, 1, 2, 3, 4), (0, 1, 3, 4, 2)
+
+
+def check(x: torch.Tensor, dim: int, monkeypatch: pytest.MonkeyPatch, rate: Any = 0.4, rule: Any = layers.drop) -> None:
+    """Compare values and gradients of a rule with and without kernels, at a tensor with the members in `dim`."""
+    members = x.shape[dim]
+    seeds, steps = torch.arange(members), torch.tensor([7, -1, 2**40])[:members]
+    gradient = torch.randn_like(x)
+
+    def compute(device: str, fused: bool) -> list[torch.Tensor]:
+        monkeypatch.setattr(kernels, "support", lambda x: fused)
+        at = torch.empty_like(x, device=device).copy_(x).requires_grad_()
+        context = Context(members, seeds.to(device), steps.to(device), number=2, first=3)
+        own = rate.to(device) if isinstance(rate, torch.Tensor) else rate
+        y = rule(context, Value(at, dim), own, True)
+        assert y.dim == dim
+        (slope,) = torch.autograd.grad(y.tensor, at, gradient.to(device))
+        return [y.tensor.detach().cpu(), slope.cpu()]
+
+    exact = DEVICE == "cuda" or x.dtype == torch.float32  # the interpreter cuts bfloat16 off
+    slack = {"rtol": 0.0 if exact else 2.0**-7, "atol": 0.0, "equal_nan": True}
+    for found, expected in zip(compute(DEVICE, True), compute("cpu", False), strict=True):
+        torch.testing.assert_close(found, expected, **slack)
+
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(3, 5, 512), (2, 3, 7), (1, 1, 1)])
-def test_features_and_gradients_equal_those_of_the_plain_form(
+@pytest.mark.parametrize(
+    "shape", [(3, 5, 512), (2, 3, 7), (1, 1, 1), (2, 3, 5, 8), (2, 2, 3, 2, 3, 5), (3, 4), (2, 0, 3)]
+)
+def test_any_tensor_and_its_gradient_equal_those_of_the_plain_form(
     shape: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernels, "support", lambda x: False)
-    seeds, steps = torch.arange(shape[0]), torch.tensor([7, -1, 2**40])[: shape[0]]
-    x = torch.randn(shape, dtype=dtype, requires_grad=True)
-    x.data.view(-1)[0] = torch.inf
-    gradient = torch.randn_like(x)
-    expected = plain_drop(Context(shape[0], seeds, steps, number=2), Value(x, 0), 0.4, True).tensor
-    (slope,) = torch.autograd.grad(expected, x, gradient)
-    at = x.detach().to(DEVICE).requires_grad_()
-    found = drop(at, seeds.to(DEVICE), steps.to(DEVICE), 2, 0.4)
-    (found_slope,) = torch.autograd.grad(found, at, gradient.to(DEVICE))
-    exact = DEVICE == "cuda" or dtype == torch.float32  # the interpreter cuts bfloat16 off
-    slack = {"rtol": 0.0 if exact else 2.0**-7, "atol": 0.0, "equal_nan": True}
-    torch.testing.assert_close(found.detach().cpu(), expected.detach(), **slack)
-    torch.testing.assert_close(found_slope.cpu(), slope, **slack)
+    x = torch.randn(shape, dtype=dtype)
+    x.view(-1)[:1] = torch.inf
+    check(x, 0, monkeypatch)
+
+
+@pytest.mark.parametrize("rule", [layers.drop, layers.drop_channels])
+@pytest.mark.parametrize("channels", [8, 3])
+@pytest.mark.parametrize(("dim", "memory"), [(0, NHWC), (0, NCHW), (1, (0, 3, 4, 1, 2)), (1, NCHW), (4, NCHW)])
+def test_images_of_any_order_have_the_same_mask(
+    rule: Any, channels: int, dim: int, memory: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = [2, channels, 3, 5]
+    shape.insert(dim, 3)
+    ordered = torch.randn([shape[d] for d in memory])
+    check(ordered.permute(sorted(range(5), key=memory.__getitem__)), dim, monkeypatch, rule=rule)
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2, 3])
+@pytest.mark.parametrize("features", [8, 5])
+def test_members_may_lie_in_any_dimension(dim: int, features: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = [4, 3, features]
+    shape.insert(dim, 2)
+    check(torch.randn(shape), dim, monkeypatch)
+    check(torch.randn(shape[::-1]).permute(3, 2, 1, 0), dim, monkeypatch)
+
+
+def test_members_may_have_rates_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    check(torch.randn(3, 6, 20), 0, monkeypatch, rate=torch.tensor([0.0, 0.3, 1.0], dtype=torch.float64))
+
+
+def test_second_derivatives_are_those_of_a_linear_function() -> None:
+    numbers = torch.arange(2, device=DEVICE)
+    x = torch.randn(2, 3, 4, device=DEVICE, requires_grad=True)
+    (slope,) = torch.autograd.grad(drop(x.square(), numbers, numbers, 0, 0.5).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(slope.sum(), x)
+    assert torch.equal(second, 2 * drop(torch.ones_like(x), numbers, numbers, 0, 0.5))
 
 
 @pytest.mark.parametrize("features", [8, 7])

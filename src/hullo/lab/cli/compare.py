@@ -10,7 +10,6 @@ import typer
 from hullo.lab.cli.common import (
     DeviceOption,
     ImageSizeOption,
-    PrecisionOption,
     QuietOption,
     console,
     report_errors,
@@ -59,7 +58,7 @@ def compare(
         int | None, typer.Option(help="Most fresh seeds of the confirmation.", min=2, show_default="as many as fit")
     ] = None,
     image_size: ImageSizeOption = None,
-    precision: PrecisionOption = "float32",
+    precision: Annotated[str, typer.Option(help="float32, or bfloat16: mixed precision by autocast.")] = "float32",
     device: DeviceOption = None,
     output: Annotated[Path, typer.Option(help="Directory of records and weights.")] = Path("runs"),
     quiet: QuietOption = False,

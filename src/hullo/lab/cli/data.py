@@ -124,10 +124,10 @@ def pack(
     quiet: QuietOption = False,
 ) -> None:
     """Decode a large data set once, into files that can be read fast; resume interrupted packing."""
-    from hullo._signals import unwinding
     from hullo.lab.data import data_root, ilsvrc2012
     from hullo.lab.data.ilsvrc2012.pack import pack
     from hullo.lab.progress import Progress
+    from hullo.lab.signals import unwinding
 
     with report_errors():
         if name != ilsvrc2012.NAME:

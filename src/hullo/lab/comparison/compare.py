@@ -10,7 +10,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hullo._signals import stop_request
 from hullo.lab.comparison.candidates import DEFAULT, fingerprint, make_from, prepare
 from hullo.lab.comparison.data import Data, read_data
 from hullo.lab.comparison.engine import CPU_MEMBERS, GPU_MEMBERS, Clock, Engine
@@ -20,6 +19,7 @@ from hullo.lab.comparison.store import Store
 from hullo.lab.comparison.task import Loss, make_task
 from hullo.lab.comparison.trial import OPTIMIZERS, Settings, Step
 from hullo.lab.progress import PipeConsole, Progress
+from hullo.lab.signals import stop_request
 from hullo.lab.spec.environment import choose_device, device_name, environment
 
 RATES = {"sgd": (0.01, 0.03, 0.1)}

@@ -23,8 +23,6 @@ from uuid import uuid4
 from rich.console import Console
 
 from hullo._compat import is_out_of_memory
-from hullo._install import install_command
-from hullo._signals import stop_request
 from hullo.lab.errors import RunError
 from hullo.lab.files import open_regular
 from hullo.lab.progress import Progress
@@ -33,6 +31,7 @@ from hullo.lab.run.local import LocalRunner, describe_accuracies
 from hullo.lab.run.queue import Members, RunQueue, describe_population, out_of_memory_error
 from hullo.lab.run.sources import Source
 from hullo.lab.run.tensorboard import TensorBoardLogger
+from hullo.lab.signals import stop_request
 from hullo.lab.spec.environment import choose_device, device_name, environment
 from hullo.lab.spec.records import Record
 
@@ -99,7 +98,7 @@ def _ray() -> Any:
     try:
         return import_module("ray")
     except ModuleNotFoundError as error:
-        raise ValueError(f"Ray is not installed; run {install_command('ray')}") from error
+        raise ValueError("Ray is not installed; run pip install '.[ray]' in a clone of hullo") from error
 
 
 def _check(address: str) -> None:
@@ -214,7 +213,7 @@ class _Tasks:
         with self.runner.queue.checkpoints.lock(population, lambda _: None):
             self.runner.queue.commit(population, records)
         duration = timedelta(seconds=round(records[0].seconds))
-        return ", ".join([*describe_accuracies([record.accuracy for record in records]), f"{duration}"])
+        return f"{describe_accuracies([record.accuracy for record in records])}, {duration}"
 
     def _fail(self, population: Members, error: Exception) -> None:
         cause = getattr(error, "cause", None)  # the exception that the task raised

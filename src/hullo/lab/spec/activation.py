@@ -8,6 +8,7 @@ learned.
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -56,6 +57,7 @@ class ActivationSpec:
     label: str = ""  # of a user's own activation
 
     @classmethod
+    @functools.cache
     def parse(cls, text: str | ActivationSpec) -> ActivationSpec:
         """Parse an activation such as ``relu`` or ``convex(identity,relu)``."""
         if isinstance(text, ActivationSpec):

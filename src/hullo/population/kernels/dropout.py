@@ -1,7 +1,8 @@
-"""Drop features in one pass, with the random bits that it shares with the other kernels.
+"""Drop entries of any tensor in one pass, with the random bits that it shares with the other kernels.
 
 The masks are those of :func:`hullo.population.rng.dropout_mask`, to the bit: 64-bit words are computed where they are
-needed, in the backward pass again, and never stored.
+needed, in the backward pass again, and never stored. A member's tensor is computed as rows and columns in the order of
+its mask; the members may lie before the rows, between, or beside the columns, as they do in memory.
 """
 
 # mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
@@ -9,6 +10,8 @@ needed, in the backward pass again, and never stored.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,17 +25,36 @@ STEP, FIRST, SECOND = (tl.constexpr(word % 2**64) for word in (_STEP, _FIRST, _S
 BLOCK = 1024
 
 
-def drop(x: Tensor, seeds: Tensor, steps: Tensor, number: int, rate: float, first: int = 0) -> Tensor:
-    """Return features (members, B, F), a part of them zero and the others scaled by 1 / (1 - rate).
+def drop(
+    x: Tensor,
+    seeds: Tensor,
+    steps: Tensor,
+    number: int,
+    rate: float | Tensor,
+    first: int = 0,
+    *,
+    dim: int = 0,
+    order: Sequence[int] | None = None,
+    whole: int = 0,
+    chunk: tuple[int, int] = (0, 1),
+) -> Tensor:
+    """Return x, a part of its entries zero and the others scaled by 1 / (1 - rate).
 
     Args:
-        x: the features.
+        x: a tensor of all members, which is not empty.
         seeds, steps: of each member, (members,).
         number: which of the network's dropouts this is, counted from 0.
-        rate: the share that is dropped.
-        first: the number of the first of the B rows, where they are a part of a larger batch.
+        rate: the share that is dropped, or one per member, (members,); then 1 drops everything.
+        first: the number of the first sample, where the batch is a part of a larger one.
+        dim: which dimension of x holds the members.
+        order: the other dimensions of one member's tensor in the order in which its mask is drawn, the batch first.
+        whole: how many of these, after the batch, share an entry of the mask: those of an image, if channels are
+            dropped.
+        chunk: which of how many chunks of a mask this is, which are beside each other in its last dimension.
     """
-    dropped: Tensor = _Drop.apply(x, seeds, steps, draws(number, rate), first)
+    others = [d for d in range(x.dim()) if d != dim]
+    layout = _lay_out(x, dim, others if order is None else [others[d] for d in order], whole, chunk)
+    dropped: Tensor = _Drop.apply(x, seeds, steps, _settings(number, rate), first, layout)
     return dropped
 
 
@@ -47,29 +69,88 @@ def draws(number: int, rate: float) -> dict[str, Any]:
     }
 
 
+def _settings(number: int, rate: float | Tensor) -> tuple[dict[str, Any], Tensor | None, Tensor | None]:
+    """Return the constants, and for a rate per member the numbers that replace them, (members,)."""
+    if not isinstance(rate, Tensor):
+        return draws(number, rate), None, None
+    least = (rate.double() * 2**16).round().int() - 2**15
+    scale = torch.where(rate < 1, 1 / (1 - rate), 0.0).float()
+    return draws(number, 0.0), least, scale
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Describe how a tensor lies in memory after `permuted`: the members at `place`, in rows of so many columns, and
+    `repeats` rows for each row of the mask, or of a chunk of the mask."""
+
+    permuted: tuple[int, ...]
+    place: int
+    columns: int
+    repeats: int
+    chunk: tuple[int, int]
+
+
+def _lay_out(x: Tensor, dim: int, order: Sequence[int], whole: int, chunk: tuple[int, int]) -> _Layout:
+    """Return the layout of x as it is, if its dimensions lie in the order of the mask, else one to copy it to."""
+    repeats = math.prod(x.shape[d] for d in order[1 : 1 + whole])
+    places = (0, 1 + whole) if whole else range(len(order) if chunk[1] > 1 else len(order) + 1)
+    fits = (p for p in places if x.permute(*order[:p], dim, *order[p:]).is_contiguous())
+    place = next(fits, 0)
+    # rows end where the members lie, where the mask repeats, or where other chunks come between
+    least = len(order) - 1 if chunk[1] > 1 else 1 + whole if whole else 0
+    columns = math.prod(x.shape[d] for d in order[max(place, least) :])
+    return _Layout((*order[:place], dim, *order[place:]), place, columns, repeats, chunk)
+
+
 class _Drop(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, seeds: Tensor, steps: Tensor, constants: dict[str, Any], first: int) -> Tensor:
-        ctx.constants, ctx.first = constants, first
+    def forward(
+        ctx: Any, x: Tensor, seeds: Tensor, steps: Tensor, settings: tuple[Any, ...], first: int, layout: _Layout
+    ) -> Tensor:
+        constants, least, scale = settings
+        ctx.constants, ctx.first, ctx.layout = constants, first, layout
         # Steps go on before the next batch: the backward pass of this one is over by then.
-        ctx.save_for_backward(seeds, steps)
-        return _launch(x, seeds, steps, constants, first)
+        ctx.save_for_backward(seeds, steps, least, scale)
+        return _launch(x, seeds, steps, least, scale, constants, first, layout)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        seeds, steps = ctx.saved_tensors
-        return _launch(gradient, seeds, steps, ctx.constants, ctx.first), None, None, None, None
+        # dropout is linear: its derivative is the same dropout
+        seeds, steps, least, scale = ctx.saved_tensors
+        dx: Tensor = _Drop.apply(gradient, seeds, steps, (ctx.constants, least, scale), ctx.first, ctx.layout)
+        return dx, None, None, None, None, None
 
 
-def _launch(x: Tensor, seeds: Tensor, steps: Tensor, constants: dict[str, Any], first: int) -> Tensor:
-    x = x.contiguous()
+def _launch(
+    x: Tensor,
+    seeds: Tensor,
+    steps: Tensor,
+    least: Tensor | None,
+    scale: Tensor | None,
+    constants: dict[str, Any],
+    first: int,
+    layout: _Layout,
+) -> Tensor:
+    members, columns, repeats = len(seeds), layout.columns, layout.repeats
+    x = x.permute(layout.permuted).contiguous()
     y = torch.empty_like(x)
-    size, start = math.prod(x.shape[1:]), first * math.prod(x.shape[2:])
+    rows = x.numel() // (members * columns)
+    inside = math.prod(x.shape[layout.place + 1 :])  # entries of a member that lie together
+    per_sample = x.numel() // (members * repeats * x.shape[1 if layout.place == 0 else 0])
+    index, chunks = layout.chunk
+    start = first * per_sample * chunks + index * columns
+    width = min(BLOCK, triton.next_power_of_2(columns))
+    height = min(BLOCK // width, triton.next_power_of_2(rows))
+    together = start % 4 == 0 and width >= 4 and (columns * chunks % 4 == 0 or rows == 1)
+    row_stride = columns if layout.place == 0 else members * inside
     with torch.cuda.device_of(x):
-        _drop[(triton.cdiv(size, BLOCK), len(x))](
-            x, seeds, steps, y, size, start, **constants, TOGETHER=start % 4 == 0, BLOCK=BLOCK
-        )
-    return y
+        _drop[(triton.cdiv(columns, width) * triton.cdiv(rows, height), members)](
+            x, seeds, steps, x if least is None else least, x if scale is None else scale, y,
+            rows, columns, repeats, columns * chunks, inside, row_stride, start,
+            **constants, EACH=least is not None, TOGETHER=together, ROWS=height, COLUMNS=width,
+        )  # fmt: skip
+    inverse = sorted(range(x.dim()), key=layout.permuted.__getitem__)
+    return y.permute(inverse)
 
 
 @triton.jit
@@ -95,7 +176,7 @@ def draw(keys, word):
 
 
 @triton.jit
-def is_kept(words, place, LEAST: tl.constexpr):
+def is_kept(words, place, LEAST):
     """Return whether the entry is kept that owns the 16 bits at a place, from 0 to 3, of a word."""
     return (words >> (16 * place).to(tl.uint64)).to(tl.int16).to(tl.int32) >= LEAST
 
@@ -129,20 +210,39 @@ def keep_columns(
 
 
 @triton.jit
+def keep_tile(key, position, LEAST, TOGETHER: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return which entries of (ROWS, COLUMNS) a member keeps, where `position` has the first of each row, (ROWS, 1).
+
+    TOGETHER: each four columns are one word of the stream.
+    """
+    if TOGETHER:
+        words = draw(key, position // 4 + tl.arange(0, COLUMNS // 4)[None, :])
+        kept = tl.reshape(is_kept(words[:, :, None], tl.arange(0, 4)[None, None, :], LEAST), [ROWS, COLUMNS])
+    else:
+        own = position + tl.arange(0, COLUMNS)[None, :]
+        kept = is_kept(draw(key, own // 4), own % 4, LEAST)
+    return kept
+
+
+@triton.jit
 def _drop(
-    x_ptr, seeds, steps, y_ptr, size, start, PURPOSE: tl.constexpr, LEAST: tl.constexpr, SCALE: tl.constexpr,
-    TOGETHER: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr, seeds, steps, least_ptr, scale_ptr, y_ptr, rows, columns, repeats, mask_stride, member_stride, row_stride,
+    start, PURPOSE: tl.constexpr, LEAST: tl.constexpr, SCALE: tl.constexpr, EACH: tl.constexpr,
+    TOGETHER: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(1).to(tl.int64)
-    begin = tl.program_id(0) * BLOCK
-    here = begin + tl.arange(0, BLOCK)
-    key = open_keys(seeds, steps, member, PURPOSE)
-    if TOGETHER:
-        words = draw(key, (start + begin) // 4 + tl.arange(0, BLOCK // 4))
-        kept = tl.reshape(is_kept(words[:, None], tl.arange(0, 4)[None, :], LEAST), [BLOCK])
-    else:
-        kept = is_kept(draw(key, (start + here) // 4), (start + here) % 4, LEAST)
-    inside = here < size
-    x = tl.load(x_ptr + member * size + here, mask=inside, other=0.0).to(tl.float32)
-    y = x * kept.to(tl.float32) * SCALE  # a product, not a choice: NaN stays NaN, as in the plain form
-    tl.store(y_ptr + member * size + here, y.to(y_ptr.dtype.element_ty), mask=inside)
+    least, scale = LEAST, SCALE
+    if EACH:
+        least = tl.load(least_ptr + member)
+        scale = tl.load(scale_ptr + member)
+    tiles = tl.cdiv(columns, COLUMNS)
+    row = tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)[:, None]
+    first = tl.program_id(0) % tiles * COLUMNS
+    column = first + tl.arange(0, COLUMNS)[None, :]
+    position = (row // repeats).to(tl.int64) * mask_stride + (start + first)
+    kept = keep_tile(open_keys(seeds, steps, member, PURPOSE), position, least, TOGETHER, ROWS, COLUMNS)
+    inside = (row < rows) & (column < columns)
+    at = member * member_stride + row.to(tl.int64) * row_stride + column
+    x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    y = x * kept.to(tl.float32) * scale  # a product, not a choice: NaN stays NaN, as in the plain form
+    tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=inside)

@@ -156,12 +156,7 @@ def drop(context: Context, x: Value, rate: float | Tensor, training: bool) -> Va
     """Zero entries at random with probability `rate`, one number or one per member, and scale up the others."""
     if not training or rng.is_zero(rate):
         return x
-    if len(x.shape) == 2 and kernels.support(x.tensor) and not isinstance(rate, Tensor) and rate < 1:
-        from hullo.population.kernels.dropout import drop as drop_features
-
-        features = x.at(0, context.members)
-        return Value(drop_features(features, context.seeds, context.steps, context.number, rate, context.first), 0)
-    return _mask(context, x, x.shape, rate)
+    return _drop(context, x, rate, 0)
 
 
 @rule(aten.feature_dropout.default)
@@ -169,18 +164,35 @@ def drop_channels(context: Context, x: Value, rate: float | Tensor, training: bo
     """Zero whole channels at random."""
     if not training or rng.is_zero(rate):
         return x
-    return _mask(context, x, torch.Size([*x.shape[:2], *[1] * (len(x.shape) - 2)]), rate)
+    return _drop(context, x, rate, len(x.shape) - 2)
 
 
-def _mask(context: Context, x: Value, shape: torch.Size, rate: float | Tensor) -> Value:
-    """Multiply with dropout masks over a shape; masks of images are drawn in channels-last order."""
-    images = len(shape) == 4
-    order = [0, 2, 3, 1] if images else list(range(len(shape)))
-    mask_shape = [shape[i] for i in order]
-    kept = rng.dropout_mask(context.seeds, context.steps, context.number, mask_shape, rate=rate, first=context.first)
+def _drop(context: Context, x: Value, rate: float | Tensor, whole: int) -> Value:
+    """Drop entries that the last `whole` dimensions share; masks of images are drawn in channels-last order."""
+    dim, images = x.dim or 0, len(x.shape) == 4
+    order = [0, 2, 3, 1] if images else list(range(len(x.shape)))
+    y, numbers = x.at(dim, context.members), (context.seeds, context.steps, context.number)
+    is_drawn_in_place = kernels.support(y) and y.numel() and x.shape and (images or not whole)
+    if is_drawn_in_place and (isinstance(rate, Tensor) or rate < 1):
+        from hullo.population.kernels.dropout import drop as drop_fused
+
+        return Value(drop_fused(y, *numbers, rate, context.first, dim=dim, order=order, whole=whole), dim)
+    shape = [1 if i >= len(order) - whole else size for i, size in enumerate(x.shape)]
+    kept = rng.dropout_mask(*numbers, [shape[i] for i in order], rate=rate, first=context.first)
     kept = kept.permute(0, 1, 4, 2, 3) if images else kept
-    dim = 0 if x.dim is None else x.dim
-    return apply_mask(x.at(dim, context.members), kept.movedim(0, dim), rate, dim)
+    return apply_mask(y, kept.movedim(0, dim), rate, dim)
+
+
+def drop_chunk(context: Context, y: Tensor, rate: float | Tensor, chunk: int, chunks: int) -> Tensor:
+    """Drop entries of (members, ..., features) by one of several chunks of a mask, which are beside each other."""
+    numbers = (context.seeds, context.steps, context.number)
+    if kernels.support(y) and y.numel() and (isinstance(rate, Tensor) or rate < 1):
+        from hullo.population.kernels.dropout import drop as drop_fused
+
+        return drop_fused(y, *numbers, rate, context.first, chunk=(chunk, chunks))
+    shape = [*y.shape[1:-1], y.shape[-1] * chunks]
+    kept = rng.dropout_mask(*numbers, shape, rate=rate, first=context.first).chunk(chunks, -1)[chunk]
+    return apply_mask(y, kept, rate, 0).tensor
 
 
 def apply_mask(y: Tensor, kept: Tensor, rate: float | Tensor, dim: int) -> Value:

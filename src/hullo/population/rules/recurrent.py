@@ -1,4 +1,4 @@
-"""Recurrent layers, for one member after the other; with dropout between them, one layer after the other."""
+"""Recurrent layers: on a GPU all members at once, one layer and direction after the other."""
 
 from __future__ import annotations
 
@@ -9,13 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hullo.population import rng
+from hullo.population import kernels, rng
 from hullo.population.rules import Context, rule
-from hullo.population.rules.layers import apply_mask
-from hullo.population.values import Value, call_looped, values_in
+from hullo.population.rules.layers import drop_chunk
+from hullo.population.rules.recurrence import Weights, run_direction
+from hullo.population.values import Value, values_in
 
 aten = torch.ops.aten
-OPERATORS = (aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)
+OPERATORS = {
+    aten.lstm.input: "lstm",
+    aten.gru.input: "gru",
+    aten.rnn_tanh.input: "tanh",
+    aten.rnn_relu.input: "relu",
+}
+"""The kind of cell of each operator."""
 
 
 def _run_layers(
@@ -32,27 +39,67 @@ def _run_layers(
     batch_first: bool,
 ) -> Any:
     """Return the outputs of the last layer and the final states of all layers; an LSTM has two states."""
-    if not training or layers == 1 or rng.is_zero(rate):
-        args = (x, states, weights, biases, layers, 0.0, training, bidirectional, batch_first)
-        return call_looped(operator, args, {}, context.members)
-    is_single = isinstance(states, Value)
-    given = [state.at(0, context.members).chunk(layers, 1) for state in values_in(states)]
-    count, kept, final = len(weights) // layers, None, []
+    members, has_dropout = context.members, training and layers > 1 and not rng.is_zero(rate)
+    y, *tensors = (item.at(0, members) for item in (x, *weights))
+    given = [state.at(0, members).chunk(layers, 1) for state in values_in(states)]
+    count, final, run_layer = len(weights) // layers, [], _batch_layer if is_batched(y) else _loop_layer
     for layer in range(layers):
-        own = [Value(state[layer], 0) for state in given]
-        part = weights[layer * count : (layer + 1) * count]
-        args = (x, own[0] if is_single else own, part, biases, 1, 0.0, training, bidirectional, batch_first)
-        x, *last = call_looped(operator, args, {}, context.members)
-        final.append([state.tensor for state in last])
-        if kept is None:
-            shape = [*x.shape[:-1], x.shape[-1] * (layers - 1)]
-            masks = rng.dropout_mask(
-                context.seeds, context.steps, context.number, shape, rate=rate, first=context.first
-            )
-            kept = masks.chunk(layers - 1, -1)
-        if layer < layers - 1:
-            x = apply_mask(x.tensor, kept[layer], rate, 0)
-    return x, *(Value(torch.cat(items, 1), 0) for items in zip(*final, strict=True))
+        own = [state[layer] for state in given]
+        part = tensors[layer * count : (layer + 1) * count]
+        y, *last = run_layer(operator, y, own, part, biases, training, bidirectional, batch_first)
+        final.append(last)
+        if has_dropout and layer < layers - 1:
+            y = drop_chunk(context, y, rate, layer, layers - 1)
+    return Value(y, 0), *(Value(torch.cat(items, 1), 0) for items in zip(*final, strict=True))
+
+
+def is_batched(x: Tensor) -> bool:
+    """Return whether a product per time step for all members is faster: on a CPU, a member's weights stay in the cache
+    if its time steps follow each other."""
+    return x.device.type != "cpu"
+
+
+def _loop_layer(
+    operator: Any, x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor], biases: bool, *options: bool
+) -> list[Tensor]:
+    """Return the outputs of a layer and its final states, of one member after the other."""
+    # unbound at once: the gradient of a selected part has the size of the whole
+    each = zip(*(item.unbind() for item in (x, *states, *weights)), strict=True)
+    members = []
+    for own, *rest in each:
+        begin, matrices = rest[: len(states)], rest[len(states) :]
+        members.append(operator(own, begin if len(begin) > 1 else begin[0], matrices, biases, 1, 0.0, *options))
+    return [torch.stack(items) for items in zip(*members, strict=True)]
+
+
+def _batch_layer(
+    operator: Any,
+    x: Tensor,
+    states: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    biases: bool,
+    training: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> list[Tensor]:
+    """Return the outputs of a layer and its final states, of all members at once."""
+    dtype, directions = kernels.working_dtype(x), 1 + bidirectional
+    count, outputs, final = len(weights) // directions, [], []
+    y = (x.transpose(1, 2) if batch_first else x).to(dtype)
+    for i in range(directions):
+        own = _read_weights([item.to(dtype) for item in weights[i * count : (i + 1) * count]], biases)
+        output, *last = run_direction(OPERATORS[operator], y, [state[:, i].to(dtype) for state in states], own, i == 1)
+        outputs.append(output)
+        final.append(last)
+    y = outputs[0] if directions == 1 else torch.cat(outputs, -1)
+    return [y.transpose(1, 2) if batch_first else y, *(torch.stack(items, 1) for items in zip(*final, strict=True))]
+
+
+def _read_weights(given: Sequence[Tensor], biases: bool) -> Weights:
+    """Return the parameters of one direction in the order of PyTorch: weights, biases, projection."""
+    last = 2 + 2 * biases
+    input_bias, hidden_bias = given[2:4] if biases else (None, None)
+    return Weights(given[0], given[1], input_bias, hidden_bias, given[last] if len(given) > last else None)
 
 
 for _operator in OPERATORS:

@@ -12,7 +12,7 @@ import torch
 from report_records import make_records, write_report
 
 import hullo
-from hullo import bases
+from hullo.bases import base as bases
 from hullo.bases import list_bases, real_line, resolve
 from hullo.lab.analysis.report.functions import known_bases
 from hullo.lab.spec.paper import COLUMNS

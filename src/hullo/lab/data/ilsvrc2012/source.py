@@ -13,7 +13,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hullo._install import install_command
 from hullo.lab.data.release import DataError, File
 from hullo.lab.files import open_regular
 
@@ -186,7 +185,7 @@ def _read_devkit(path: Path) -> Devkit:
         from scipy.io import loadmat  # type: ignore[import-untyped]
     except ImportError:
         raise DataError(
-            f"{path} needs SciPy, which is not installed; install it: {install_command('ilsvrc')}"
+            f"{path} needs SciPy, which is not installed; install it: pip install '.[ilsvrc]' in a clone of hullo"
         ) from None
     meta, truth = (_read_member(path, name) for name in ("meta.mat", "ILSVRC2012_validation_ground_truth.txt"))
     try:

@@ -3,8 +3,8 @@
 A base is a scalar function f applied entry by entry, with its slope f' and facts about both. The paper asks every
 base for f(0) = 0 and slope one at the origin, from at least one side; a base that has both is *admissible*.
 
-The functions themselves are listed in :mod:`hullo.catalogue`, each written once as a formula that PyTorch, Triton and
-Keras all read.
+The functions themselves are listed in :mod:`hullo.bases.catalogue`, each written once as a formula that PyTorch,
+Triton and Keras all read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from hullo._compat import is_exporting, real_tensors
-from hullo.formulas import differentiate, from_the_right, replace_y
+from hullo.bases.formulas import differentiate, from_the_right, replace_y
 from hullo.least_squares import Function, express
 
 Slope = Callable[[Tensor, Tensor], Any]
@@ -33,9 +33,9 @@ _TOLERANCE = 1e-9  # on facts, in float64
 class Formula:
     """Hold the formulas of a base: `value` in terms of `x`, `slope` in terms of `x` and the value `y`.
 
-    The text uses + - * /, comparisons, numbers and the names of :data:`hullo.formulas.FUNCTIONS`; every backend gives
-    those names its own meaning, so one formula is the base everywhere. `is_smooth` says that it is smooth, although it
-    contains abs or positive_part.
+    The text uses + - * /, comparisons, numbers and the names of :data:`hullo.bases.formulas.FUNCTIONS`; every backend
+    gives those names its own meaning, so one formula is the base everywhere. `is_smooth` says that it is smooth,
+    although it contains abs or positive_part.
     """
 
     value: str
@@ -206,7 +206,7 @@ def is_known(spelling: str) -> bool:
 
 def is_built_in(item: Base) -> bool:
     """Return whether a base belongs to the package; `add_base` added the others."""
-    return _families[item.name.partition("(")[0]].make.__module__ == "hullo.catalogue"
+    return _families[item.name.partition("(")[0]].make.__module__ == "hullo.bases.catalogue"
 
 
 def get_base(spelling: str | Base) -> Base:
@@ -261,7 +261,7 @@ def _parse(spelling: str) -> Base:
     name = match[1] if match else spelling
     name = name if name in _families else _known_name(name)
     if name not in _families or not match:
-        raise ValueError(f"unknown base function {spelling!r}{_guess(name)}; known are: {', '.join(list_bases())}")
+        raise ValueError(f"unknown base function {spelling!r}{_guess(name)}; hullo.list_bases() lists all")
     defaults = _families[name].parameters
     written = [part.rpartition("=") for part in match[2].split(",")] if match[2] else []
     try:
@@ -292,8 +292,8 @@ def _guess(name: str) -> str:
 
     if name in ("xielu", "poly_relu", "star_relu", "blending_unit"):
         return f" (hullo.presets.{name}() is a hull of several)"
-    close = difflib.get_close_matches(name.lower(), list_bases(), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    close = difflib.get_close_matches(name.lower(), list_bases(), n=3)
+    return f" (did you mean {' or '.join(map(repr, close))}?)" if close else ""
 
 
 def _usage(name: str) -> str:

@@ -1,7 +1,7 @@
 """Interval arithmetic over formulas: bounds that hold for every x of an interval.
 
 A :class:`Jet` encloses the values of a function and of its derivative on many intervals at once. With the functions
-of :data:`FUNCTIONS` in the place of :data:`hullo.formulas.FUNCTIONS`, the formula of a slope computes bounds of the
+of :data:`FUNCTIONS` in the place of those of :mod:`hullo.bases.formulas`, the formula of a slope computes bounds of the
 slope. Bounds are rounded outwards: each operation widens its result by more than the rounding errors of float64
 arithmetic and of PyTorch's functions.
 

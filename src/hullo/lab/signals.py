@@ -1,9 +1,8 @@
 """End the `hullo` command on Ctrl-C, SIGTERM and SIGHUP: one line, exit code 128 + the signal's number, at once.
 
-A process that merely imports hullo keeps its signal handlers. In the `hullo` command, from the first import on, a
-signal ends the process wherever it is: an exception would be swallowed by some libraries, and printed by others. Work
-that must not be cut off says so: within `unwinding` a signal raises KeyboardInterrupt, within `stop_request` it sets an
-event.
+After :func:`install` a signal ends the process wherever it is: an exception would be swallowed by some libraries, and
+printed by others. Work that must not be cut off says so: within `unwinding` a signal raises KeyboardInterrupt, within
+`stop_request` it sets an event.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -143,14 +141,3 @@ def _exit(number: int) -> NoReturn:
     with suppress(OSError):  # the terminal may be gone
         os.write(2, f"hullo: {describe()}\n".encode())
     os._exit(128 + number)
-
-
-def _is_command() -> bool:
-    """Return whether this process was started as `hullo` or `python -m hullo`; its worker processes were not."""
-    count = len(getattr(sys, "argv", ()))
-    program = sys.orig_argv[-count:][:1] if count else []  # the word before the arguments of the command
-    return [os.path.splitext(os.path.basename(path))[0].removeprefix("-m") for path in program] == ["hullo"]
-
-
-if _is_command():
-    install()

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from hullo.bases import Base, Formula, check_parameter, family, get_base, spell
-from hullo.formulas import FUNCTIONS, from_the_right
+from hullo.bases.base import Base, Formula, check_parameter, family, get_base, spell
+from hullo.bases.formulas import FUNCTIONS, from_the_right
 from hullo.least_squares import Function
 
 

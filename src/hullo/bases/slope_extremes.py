@@ -1,7 +1,7 @@
 """Compute the minimum and maximum slope of a combination of bases by branch and bound, with guaranteed accuracy.
 
 The slope of a combination is the combination of slopes. The real line, up to 2^128 on either side, is divided into
-cells. Interval arithmetic (:mod:`hullo.interval_arithmetic`) encloses each base's slope and its derivative on a cell,
+cells. Interval arithmetic (:mod:`hullo.bases.intervals`) encloses each base's slope and its derivative on a cell,
 which bounds the slope of the combination on the cell in three ways: by the sum of the bounds, by the mean value theorem
 around the middle, and by the latter for all bases except those that oscillate. Slopes at points bound the extreme from
 the other side. Cells that may contain a slope beyond the most extreme one found are subdivided until none is left.
@@ -22,9 +22,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hullo.bases import Base
-from hullo.formulas import frequencies
-from hullo.interval_arithmetic import FUNCTIONS, Jet
+from hullo.bases.base import Base
+from hullo.bases.formulas import frequencies
+from hullo.bases.intervals import FUNCTIONS, Jet
 
 ACCURACY = 1e-10
 """The accuracy of extremes, relative to the largest slope that the coefficients and bases allow, see
