@@ -94,8 +94,8 @@ def peers(tmp_path):
             "peers-factors",
             [
                 "| net | 1 | 1.00 | 8.00 | 8.00 | graph | 2.00 | 2.00 | 10.0 | 20.0 |",
-                "| net | 8 | 1.00 | 8.00 | 8.00 | graph | 2.00 | 2.00 | 10.0 | 20.0 |",
-                "| net | 60 | 1.00 | 8.00 | 8.00 | vmap | 1.50 | 1.50 | 10.0 | 15.0 |",
+                "| net | 8 | 1.00 |  |  | graph | 2.00 | 2.00 | 10.0 | 20.0 |",
+                "| net | 60 | 1.00 |  |  | vmap | 1.50 | 1.50 | 10.0 | 15.0 |",
             ],
         ),
         (
@@ -108,3 +108,21 @@ def test_peers_are_compared_with_hullo_in_a_cuda_graph(table, lines, peers):
     made = make_table(table, peers / "population_peers.csv")
     assert all(line in made.splitlines() for line in lines), made
     assert "a machine" in made
+
+
+def test_rows_of_another_commit_are_marked_and_give_no_factor_over_a_loop(peers):
+    where = vars(environment("a machine", "def"))
+    rows = [
+        peer_rows.PeerRow(**where, network="new", members=1, contender="hullo, graph", ms=1.0, mib=1.0, added=True),
+        peer_rows.PeerRow(
+            **vars(environment("a machine", "abc")), network="new", members=1, contender="vmap", ms=3.0, mib=1.0
+        ),
+        peer_rows.PeerRow(
+            **vars(environment("a machine", "abc")), network="new", members=1, contender="eager loop", ms=9.0, mib=1.0
+        ),
+    ]
+    path = peers / "population_peers.csv"
+    peer_rows.add_peers(path, rows)
+    assert peer_rows.read_peers(path)[-3:] == rows
+    assert "| new | 1 | 1.00 |  |  | vmap † | 3.00 | 3.00 | 1.00 | 1.00 |" in make_table("peers-factors", path)
+    assert "| new | hullo, graph | *1.00* |" in make_table("peers", path)
