@@ -261,7 +261,7 @@ def _parse(spelling: str) -> Base:
     name = match[1] if match else spelling
     name = name if name in _families else _known_name(name)
     if name not in _families or not match:
-        raise ValueError(f"unknown base function {spelling!r}{_guess(name)}; known are: {', '.join(list_bases())}")
+        raise ValueError(f"unknown base function {spelling!r}{_guess(name)}; hullo.list_bases() lists all")
     defaults = _families[name].parameters
     written = [part.rpartition("=") for part in match[2].split(",")] if match[2] else []
     try:
@@ -292,8 +292,8 @@ def _guess(name: str) -> str:
 
     if name in ("xielu", "poly_relu", "star_relu", "blending_unit"):
         return f" (hullo.presets.{name}() is a hull of several)"
-    close = difflib.get_close_matches(name.lower(), list_bases(), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    close = difflib.get_close_matches(name.lower(), list_bases(), n=3)
+    return f" (did you mean {' or '.join(map(repr, close))}?)" if close else ""
 
 
 def _usage(name: str) -> str:

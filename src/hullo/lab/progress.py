@@ -29,7 +29,7 @@ class Progress:
         self._bar = RichProgress(
             *columns, TimeElapsedColumn(), console=console, disable=quiet or not console.is_terminal
         )
-        self._task = self._bar.add_task("", total=None)
+        self._task = self._bar.add_task("starting", total=None)
         self._step_console = PipeConsole(stderr=True, quiet=quiet or console.is_terminal)
         self._log_console = console if console.is_terminal and not quiet else self._step_console
         self._note_console = console if console.is_terminal else PipeConsole(stderr=True)
@@ -47,6 +47,10 @@ class Progress:
         self._done = done
         self._bar.update(self._task, completed=done, total=total, description=name)
         self._step_console.print(f"[{done + 1}/{total}] {name}", soft_wrap=True, highlight=False, markup=False)
+
+    def describe(self, text: str) -> None:
+        """Say on a terminal what is happening before the first step."""
+        self._bar.update(self._task, description=text)
 
     def update(self, fraction: float, name: str | None = None) -> None:
         """Set the completed fraction of the current step, from 0 to 1; on a terminal, optionally rename the step."""

@@ -132,7 +132,7 @@ class Run:
             raise ValueError("no epoch was logged, so nothing is recorded; call log after every epoch")
         accuracies = {name: [*map(round_number, self._curves.get(name, ()))] for name in ACCURACIES}
         losses = {name: round_numbers(self._curves.get(name, ())) for name in LOSSES}
-        row = ActivationSpec.parse(self._spec.activation)
+        row = self._spec.row
         means = [[round_numbers(rows.mean(0).tolist()) for rows in point] for point in self._points]
         is_finite = [
             None not in itertools.chain((curve[epoch] for curve in losses.values() if curve), *means[1 + epoch])

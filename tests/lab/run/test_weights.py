@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from hullo.lab.cli.train import _echo_weights
 from hullo.lab.files import read_safetensors
 from hullo.lab.networks import Task
 from hullo.lab.run.queue import weights_path
+from hullo.lab.run.training import Training
 from hullo.lab.run.weights import load_network, save_weights
 from hullo.lab.spec.records import Records
 from hullo.lab.spec.run_spec import Spec
@@ -96,3 +98,38 @@ def test_saved_network_has_the_recorded_loss(kept: bool, tmp_path: Path, monkeyp
         data = tiny_command.load("fashion-mnist-sample")
         loss = F.cross_entropy(load_network(path)(data.test_images / 255), data.test_labels)
         assert loss.item() == pytest.approx(record.test_loss[-1], rel=1e-4)
+
+
+def test_saved_networks_are_those_of_the_chosen_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the training is stopped and resumed after each of its epochs."""
+    monkeypatch.setattr("hullo.lab.data.load", tiny_command.load)
+    rates = ("--lr", "0.01", "--lr", "0.003", "--lr", "0.001", "--val-size", "0.4", "--epochs", "6")
+    shared = ("train", "lenet5", "fashion-mnist-sample", *rates, "--device", "cpu", "--quiet")
+    output = tmp_path / "whole"
+    assert CliRunner().invoke(app, [*shared, "--output", str(output)]).exit_code == 0
+    resumed = tmp_path / "resumed"
+    advance = Training.advance
+
+    def stop_after_an_epoch(self: Training) -> Iterator[None]:
+        begun = self.epoch
+        for moment in advance(self):
+            yield moment
+            if self.epoch > begun and self.epoch < 6:
+                raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "advance", stop_after_an_epoch)
+        for _ in range(5):
+            stopped = CliRunner().invoke(app, [*shared, "--output", str(resumed), "--checkpoint-every", "0"])
+            assert stopped.exit_code == 130
+    assert CliRunner().invoke(app, [*shared, "--output", str(resumed)]).exit_code == 0
+    data = tiny_command.load("fashion-mnist-sample")
+    epochs = []
+    for record in Records(output / "records.jsonl").read():
+        epochs.append(record.chosen_epoch)
+        for folder in (output, resumed):
+            path = weights_path(folder, record.spec)
+            loss = F.cross_entropy(load_network(path)(data.test_images / 255), data.test_labels)
+            assert loss.item() == pytest.approx(record.test_loss[record.chosen_epoch - 1], rel=1e-4)
+            assert read_safetensors(path)[0]["epoch"] == str(record.chosen_epoch)
+    assert min(epochs) < 6

@@ -55,7 +55,25 @@ def records(tmp_path: Path) -> Records:
 
 
 def test_records_take_the_name_of_a_file(records: Records) -> None:
-    assert Records(str(records.path)) == records  # type: ignore[arg-type]
+    assert Records(str(records.path)).path == records.path
+
+
+def test_each_line_is_validated_once(records: Records, monkeypatch: pytest.MonkeyPatch) -> None:
+    records.add(several(3))
+    assert len(records.read()) == 3
+    parsed: list[bytes] = []
+    parse = Record.parse
+    monkeypatch.setattr(Record, "parse", lambda line: (parsed.append(line), parse(line))[1])
+    assert records.read() == several(3)
+    assert parsed == []
+    Records(records.path).add(several(1, start=3))  # by another process
+    parsed.clear()
+    assert records.find([several(1, start=3)[0].spec, several(1, start=5)[0].spec]).keys() == {
+        several(1, start=3)[0].spec
+    }
+    assert len(parsed) == 1
+    records.path.write_bytes(b"".join(record.line() for record in several(2)))  # replaced
+    assert records.read() == several(2)
 
 
 def test_records_are_read_in_order_one_per_line(records: Records) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from hullo._compat import is_out_of_memory
 from hullo.lab.bench.cases import CONTENDERS, SMALL, Case, bytes_to_move
 from hullo.lab.bench.clocks import Clock, Step, wall_laps
+from hullo.lab.bench.harness import Timing, take_turns
 from hullo.lab.bench.results import Row
 from hullo.lab.progress import Progress
 from hullo.lab.spec.environment import Environment
@@ -204,19 +205,16 @@ class Bench:
         target = torch.ones_like(source)
         copy = {"copy": lambda index: self.clock.laps(lambda: target.copy_(source))}
         laps = self._interleave({**measurements, **copy}, until)
-        return laps, 2 * source.nbytes / _quantiles([seconds for (seconds,) in laps.pop("copy")])[1]
+        return laps, 2 * source.nbytes / Timing.of([seconds for (seconds,) in laps.pop("copy")]).median
 
     def _interleave(self, measurements: Mapping[str, Measurement], until: float) -> dict[str, list[Laps]]:
         """Run every measurement once per round, in random order."""
-        laps: dict[str, list[Laps]] = {name: [] for name in measurements}
-        names, order = list(measurements), torch.Generator().manual_seed(0)
-        for index in range(self.repeats):
-            if index >= MIN_ROUNDS and time.monotonic() > until:
-                break
-            for position in torch.randperm(len(names), generator=order).tolist():
-                laps[names[position]].append(measurements[names[position]](index))
-            self.progress.update((index + 1) / self.repeats)
-        return laps
+
+        def goes_on(index: int) -> bool:
+            self.progress.update(index / self.repeats)
+            return index < MIN_ROUNDS or time.monotonic() <= until
+
+        return take_turns(measurements, self.repeats, goes_on)
 
     def _rows(
         self,
@@ -236,7 +234,7 @@ class Bench:
             ("backward", [backward for _, backward in laps], kernels[1]),
             ("both", [forward + backward for forward, backward in laps], None),
         ):
-            p10, median, p90 = _quantiles(seconds)
+            median, p10, p90 = Timing.of(seconds)
             moved = bytes_to_move(case.input_bytes, direction)
             row = Row(
                 **asdict(self.environment),
@@ -260,14 +258,6 @@ class Bench:
             )
             rows.append(row)
         return rows
-
-
-def _quantiles(seconds: Sequence[float]) -> tuple[float, float, float]:
-    """Return the 10th, 50th and 90th percentile."""
-    p10, median, p90 = (
-        torch.tensor(seconds, dtype=torch.float64).quantile(torch.tensor([0.1, 0.5, 0.9]).double()).tolist()
-    )
-    return p10, median, p90
 
 
 def _reason(error: Exception) -> str:

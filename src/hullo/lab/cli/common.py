@@ -30,43 +30,12 @@ DataOption = Annotated[
     typer.Option("--data", envvar="HULLO_DATA", help="The data directory.", show_default="the user's cache"),
 ]
 DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N.", show_default="cuda if available")]
-EpochsOption = Annotated[
-    int | None, typer.Option(help="Number of epochs.", show_default="50; AlexNet: 90; your own: 20")
-]
-BatchSizeOption = Annotated[
-    int | None, typer.Option(help="Samples per batch.", show_default="32; AlexNet: 256; your own: 64")
-]
-OptimizerOption = Annotated[
-    str | None, typer.Option(help="rmsprop, sgd, adam or adamw.", show_default="rmsprop; AlexNet: sgd; your own: adam")
-]
-RateOption = Annotated[
-    float | None, typer.Option(help="The learning rate.", show_default="0.0001; AlexNet: 0.01; your own: 0.001")
-]
-ScheduleOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Learning rate schedule: constant; cosine, to 0 in the last epoch; inverse:D, lr / (1 + D * updates); "
-        "step:N, divided by 10 every N epochs.",
-        show_default="inverse:1e-06; AlexNet: step:EPOCHS/4.5; your own: constant",
-    ),
-]
-DecayOption = Annotated[float | None, typer.Option(help="Weight decay of weights.", show_default="0; AlexNet: 0.0005")]
-AugmentOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Augmentation of training images: none, flip, shift:F, or flip,shift:F.",
-        show_default="flip,shift:0.1; your own: none",
-    ),
-]
 ImageSizeOption = Annotated[
     int | None,
     typer.Option(help="Resize and crop the images of your own folder to squares of this many pixels per side."),
 ]
-ScaleOption = Annotated[float, typer.Option(help="Learning rate of the coefficients, as a multiple of --lr.")]
-PrecisionOption = Annotated[str, typer.Option(help="float32, or bfloat16: mixed precision by autocast.")]
 OutputOption = Annotated[Path, typer.Option(help="Directory of the records; runs with a record are not repeated.")]
 EveryOption = Annotated[float, typer.Option(help="Seconds between checkpoints.", min=0)]
-ValSizeOption = Annotated[int, typer.Option(help="Number of training images to hold out for validation.")]
 TensorBoardOption = Annotated[
     Path | None, typer.Option(help="Directory for TensorBoard logs, written after every epoch.", show_default="none")
 ]

@@ -1,44 +1,35 @@
-"""`hullo train` and `hullo reproduce`."""
+"""`hullo train` and `hullo reproduce`: the same command for one network and for many."""
 
 from __future__ import annotations
 
 import os
 from contextlib import ExitStack, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hullo.lab.cli.common import (
     AddressOption,
-    AugmentOption,
-    BatchSizeOption,
     DataOption,
-    DecayOption,
     DeviceOption,
     Engine,
     EngineOption,
-    EpochsOption,
     EveryOption,
     GpusOption,
     ImageSizeOption,
     MembersOption,
-    OptimizerOption,
     OutputOption,
-    PrecisionOption,
     QuietOption,
-    RateOption,
-    ScaleOption,
-    ScheduleOption,
     TensorBoardOption,
-    ValSizeOption,
     console,
     report_errors,
     report_interruption,
     report_warnings,
     warn,
 )
+from hullo.lab.cli.settings import combine_settings, with_settings
 from hullo.lab.spec.paper import Column
 from hullo.lab.spec.recipes import RECIPES
 
@@ -52,15 +43,173 @@ if TYPE_CHECKING:
     from hullo.lab.spec.records import Record
 
 
-def _run(
-    queue: RunQueue,
+@dataclass(frozen=True)
+class Where:
+    """Where runs are trained, and where their data and results are."""
+
+    data_dir: Path | None
+    output: Path
+    checkpoint_every: float
+    tensorboard: Path | None
+    quiet: bool
+    device: str | None = None
+    members: int | None = None
+    engine: Engine = Engine.LOCAL
+    ray_address: str | None = None
+    gpus_per_task: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.engine is Engine.RAY and self.device:
+            raise ValueError(f"--device {self.device} needs --engine local; with ray, --gpus-per-task 0 means CPUs")
+        if self.engine is Engine.LOCAL and (self.ray_address or self.gpus_per_task is not None):
+            raise ValueError("--ray-address and --gpus-per-task need --engine ray")
+
+
+@with_settings
+def train(
+    network: Annotated[
+        str,
+        typer.Argument(metavar="NETWORK", help=f"{', '.join(RECIPES)}, or a network of your own: my_network.py:Net."),
+    ],
+    dataset: Annotated[
+        str,
+        typer.Argument(
+            metavar="DATA", help="A data set (hullo data list), or your own: a folder of images, .npz or .safetensors."
+        ),
+    ],
+    activation: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A base function such as relu, or a hull: 'affine(relu,tanh)'.",
+            show_default="relu; a network of your own keeps its activations",
+        ),
+    ] = None,
+    seed: Annotated[
+        list[int] | None,
+        typer.Option(help="Seed of the initial weights, the order of samples and dropout.", show_default="0"),
+    ] = None,
+    settings: dict[str, list[Any] | None] = {},  # noqa: B006 (replaced by options)
+    image_size: ImageSizeOption = None,
+    device: DeviceOption = None,
+    data_dir: DataOption = None,
+    output: OutputOption = Path("runs"),
+    checkpoint_every: EveryOption = 30.0,
+    tensorboard: TensorBoardOption = None,
+    no_weights: Annotated[bool, typer.Option("--no-weights", help="Do not save the trained network.")] = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Train one network. The same command resumes an interrupted run; with more --epochs it extends a finished one.
+
+    An option that is given several times, as in --lr 0.1 --lr 0.01, trains every combination.
+    """
+    from hullo.lab.run.sources import Source
+
+    where = Where(data_dir, output, checkpoint_every, tensorboard, quiet, device)
+    _train([Source(network, dataset, image_size)], activation, seed or [0], settings, where, weights=not no_weights)
+
+
+@with_settings
+def reproduce(
+    experiments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Networks and data sets: lenet5/cifar10, or your own: my_network.py:Net/images.",
+            show_default="the paper's, without AlexNet's",
+        ),
+    ] = None,
+    activation: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="An activation: any base or hull; may be given several times. Besides the paper's twelve, consider "
+            "'prelu' and 'leaky_relu(0.3)', Keras's defaults.",
+            show_default="the paper's",
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Number of seeds, starting from 0.", min=1)] = 5,
+    settings: dict[str, list[Any] | None] = {},  # noqa: B006 (replaced by options)
+    image_size: ImageSizeOption = None,
+    members: MembersOption = None,
+    engine: EngineOption = Engine.LOCAL,
+    ray_address: AddressOption = None,
+    gpus_per_task: GpusOption = None,
+    device: DeviceOption = None,
+    data_dir: DataOption = None,
+    output: OutputOption = Path("runs"),
+    checkpoint_every: EveryOption = 30.0,
+    tensorboard: TensorBoardOption = None,
+    weights: Annotated[bool, typer.Option("--weights", help="Save the trained networks.")] = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Train networks on data sets with all activations and seeds at once. The same command resumes interrupted runs.
+
+    An option that is given several times, as in --lr 0.1 --lr 0.01, trains every combination.
+    """
+    from hullo.lab.run.sources import Source, split_experiment
+    from hullo.lab.spec.paper import DATA_COLUMNS, ROWS
+
+    with report_errors():
+        sources = [Source(*split_experiment(text), image_size) for text in experiments or map(str, DATA_COLUMNS)]
+        where = Where(
+            data_dir,
+            output,
+            checkpoint_every,
+            tensorboard,
+            quiet,
+            device,
+            members,
+            engine,
+            ray_address,
+            gpus_per_task,
+        )
+    _train(sources, activation or list(ROWS), range(seeds), settings, where, weights=weights, paper=not activation)
+
+
+def _train(
+    sources: Sequence[Source],
+    activations: list[str] | None,
+    seeds: Sequence[int],
+    settings: dict[str, list[Any] | None],
+    where: Where,
     *,
-    device: str | None,
-    data_dir: Path | None,
-    checkpoint_every: float,
-    tensorboard_dir: Path | None,
-    quiet: bool,
-) -> list[Record]:
+    weights: bool,
+    paper: bool = False,
+) -> None:
+    """Train every combination, and print the results; with `paper`, activations that the paper has for a column."""
+    from hullo.lab.run.queue import RunQueue
+    from hullo.lab.spec import Spec
+    from hullo.lab.spec.paper import rows_of
+
+    with report_errors(), report_warnings():
+        columns = [source.open() for source in sources]
+        specs = [
+            Spec.default(*column, row, seed=seed, **chosen)
+            for column in dict.fromkeys(columns)
+            for row in (rows_of(column) if paper else activations or [default_activation(column)])
+            for chosen in combine_settings(settings, column, where.data_dir)
+            for seed in seeds
+        ]
+        queue = RunQueue(specs, where.output, where.members, weights)
+        recorded = queue.records.find(queue.specs)
+    if any(spec.lr == 0 for spec in specs):
+        warn("--lr 0: no weight changes")
+    records = (_run_on_cluster if where.engine is Engine.RAY else _run)(queue, sources, where)
+    networks = {column: source.network for column, source in zip(columns, sources, strict=True)}
+    if len(records) == 1:
+        _show_run(records[0], where.output, networks, weights)
+    else:
+        _show_results(records, where.output, networks, weights)
+    if recorded:
+        which = "this run was" if len(queue.specs) == 1 else f"{len(recorded)} of {len(queue.specs)} runs were"
+        again = "change a setting, the seed or --output to train again"
+        typer.echo(f"{which} trained earlier, with a record in {queue.records.path}; {again}")
+
+
+def default_activation(column: Column) -> str:
+    """Return the activation to train if none is given."""
+    return "relu" if column.network in RECIPES else "own"
+
+
+def _run(queue: RunQueue, _: Sequence[Source], where: Where) -> list[Record]:
     from hullo.lab.distributed import join, local_device
     from hullo.lab.progress import Progress
     from hullo.lab.run.loaders import loader_key, open_loader
@@ -69,30 +218,29 @@ def _run(
     from hullo.lab.spec.environment import choose_device, device_name, environment
 
     with report_errors():
-        chosen = choose_device(local_device(device))
-        logger = TensorBoardLogger(tensorboard_dir) if tensorboard_dir else nullcontext()
-    with report_interruption(queue.output), join(chosen) as world, logger as tensorboard:
-        loaders = {key: open_loader(s, data_dir, chosen) for key, s in {loader_key(s): s for s in queue.specs}.items()}
-        runner = LocalRunner(queue, loaders, environment(device_name(chosen)), checkpoint_every, tensorboard, world)
-        _prepare(queue, loaders, tensorboard_dir, is_main=world.is_main)
-        with Progress(console(), quiet=quiet or not world.is_main) as progress:
-            records = runner.run(progress)
+        chosen = choose_device(local_device(where.device))
+        logger = TensorBoardLogger(where.tensorboard) if where.tensorboard else nullcontext()
+    with (
+        report_interruption(queue.output),
+        report_warnings(),
+        join(chosen) as world,
+        logger as tensorboard,
+        Progress(console(), quiet=where.quiet or not world.is_main) as progress,
+    ):
+        loaders = {}
+        for key, spec in {loader_key(spec): spec for spec in queue.specs}.items():
+            progress.describe(f"loading {spec.column.without_hashes.data}")
+            loaders[key] = open_loader(spec, where.data_dir, chosen)
+        name = environment(device_name(chosen))
+        runner = LocalRunner(queue, loaders, name, where.checkpoint_every, tensorboard, world)
+        _prepare(queue, loaders, where.tensorboard, is_main=world.is_main)
+        records = runner.run(progress)
     if not world.is_main:
         raise typer.Exit
     return records
 
 
-def _run_on_cluster(
-    queue: RunQueue,
-    sources: Sequence[Source],
-    *,
-    address: str | None,
-    gpus: float | None,
-    data_dir: Path | None,
-    checkpoint_every: float,
-    tensorboard_dir: Path | None,
-    quiet: bool,
-) -> list[Record]:
+def _run_on_cluster(queue: RunQueue, sources: Sequence[Source], where: Where) -> list[Record]:
     import torch
 
     from hullo.lab.progress import Progress
@@ -102,22 +250,21 @@ def _run_on_cluster(
 
     with report_interruption(queue.output), unwinding(), ExitStack() as stack:
         with report_errors():
-            stack.enter_context(connect(address))
-            gpus = choose_gpus(gpus)
+            stack.enter_context(connect(where.ray_address))
+            gpus = choose_gpus(where.gpus_per_task)
         install()  # Ray has installed its own signal handlers
         here = {loader_key(s): s for s in queue.specs if s.is_own_data}  # this machine may not have other data sets
-        loaders = {key: open_loader(s, data_dir, torch.device("cpu")) for key, s in here.items()}
-        _prepare(queue, loaders, tensorboard_dir)
-        absolute = replace(queue, output=queue.output.absolute())
+        loaders = {key: open_loader(s, where.data_dir, torch.device("cpu")) for key, s in here.items()}
+        _prepare(queue, loaders, where.tensorboard)
         runner = RayRunner(
-            absolute,
+            replace(queue, output=queue.output.absolute()),
             gpus,
-            data_dir and data_dir.absolute(),
+            where.data_dir and where.data_dir.absolute(),
             [source.absolute() for source in sources],
-            checkpoint_every,
-            tensorboard_dir and tensorboard_dir.absolute(),
+            where.checkpoint_every,
+            where.tensorboard and where.tensorboard.absolute(),
         )
-        with Progress(console(), quiet=quiet) as progress:
+        with Progress(console(), quiet=where.quiet) as progress:
             return runner.run(progress)
 
 
@@ -140,93 +287,16 @@ def _prepare(
     queue.prepare_output()
 
 
-def train(
-    network: Annotated[
-        str,
-        typer.Argument(metavar="NETWORK", help=f"{', '.join(RECIPES)}, or a network of your own: my_network.py:Net."),
-    ],
-    dataset: Annotated[
-        str,
-        typer.Argument(
-            metavar="DATA", help="A data set (hullo data list), or your own: a folder of images, .npz or .safetensors."
-        ),
-    ],
-    activation: Annotated[
-        str | None,
-        typer.Option(
-            help="A base function such as relu, or a hull: 'affine(relu,tanh)'.",
-            show_default="relu; a network of your own keeps its activations",
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the initial weights, the order of samples and dropout.")] = 0,
-    epochs: EpochsOption = None,
-    batch_size: BatchSizeOption = None,
-    optimizer: OptimizerOption = None,
-    lr: RateOption = None,
-    schedule: ScheduleOption = None,
-    weight_decay: DecayOption = None,
-    coefficient_lr_scale: ScaleOption = 1.0,
-    augment: AugmentOption = None,
-    image_size: ImageSizeOption = None,
-    val_size: ValSizeOption = 0,
-    precision: PrecisionOption = "float32",
-    device: DeviceOption = None,
-    data_dir: DataOption = None,
-    output: OutputOption = Path("runs"),
-    checkpoint_every: EveryOption = 30.0,
-    tensorboard: TensorBoardOption = None,
-    no_weights: Annotated[bool, typer.Option("--no-weights", help="Do not save the trained network.")] = False,
-    quiet: QuietOption = False,
-) -> None:
-    """Train one network. The same command resumes an interrupted run; with more --epochs it extends a finished one."""
-    from hullo.lab.run.queue import RunQueue
-    from hullo.lab.run.sources import Source
-    from hullo.lab.spec import Spec
-
-    with report_errors(), report_warnings():
-        column = Source(network, dataset, image_size).open()
-        spec = Spec.default(
-            *column,
-            default_activation(column) if activation is None else activation,
-            seed=seed,
-            epochs=epochs,
-            batch_size=batch_size,
-            optimizer=optimizer,
-            lr=lr,
-            schedule=schedule,
-            weight_decay=weight_decay,
-            coefficient_lr_scale=coefficient_lr_scale,
-            augment=augment,
-            precision=precision,
-            val_size=val_size,
-        )
-    queue = RunQueue([spec], output, weights=not no_weights)
-    earlier = _describe_recorded(queue)
-    (record,) = _run(
-        queue,
-        device=device,
-        data_dir=data_dir,
-        checkpoint_every=checkpoint_every,
-        tensorboard_dir=tensorboard,
-        quiet=quiet,
-    )
-    results = [f"test accuracy {record.accuracy:.2f} %"]
-    results += [f"accuracy on held-out samples {last:.2f} %" for last in record.val_accuracy[-1:]]
-    typer.echo(f"{spec}: {record.ended}, {', '.join(results)}")
-    if earlier:
-        typer.echo(earlier)
-    _echo_weights("the trained network", spec, output, network, wanted=not no_weights)
-
-
-def _describe_recorded(queue: RunQueue) -> str:
-    """Return a sentence on the runs that are not trained because they have a record; empty if there are none."""
-    with report_errors():
-        recorded = {record.spec for record in queue.records.read()}.intersection(queue.specs)
-    if not recorded:
-        return ""
-    which = "this run was" if len(queue.specs) == 1 else f"{len(recorded)} of {len(queue.specs)} runs were"
-    again = "change a setting, the seed or --output to train again"
-    return f"{which} trained earlier, with a record in {queue.records.path}; {again}"
+def _show_run(record: Record, output: Path, networks: dict[Column, str], weights: bool) -> None:
+    """Print the result of one run and how to load its network."""
+    spec, epoch = record.spec, record.chosen_epoch
+    name = f"{spec.column.without_hashes}, {spec.activation}, seed {spec.seed}"
+    ended = "" if not record.diverged else f"{record.ended}; "
+    found = f"test accuracy {record.test_accuracy[epoch - 1]:.2f} % after epoch {epoch} of {spec.epochs}"
+    if record.val_accuracy:
+        found += f", chosen for its {record.val_accuracy[epoch - 1]:.2f} % on held-out samples"
+    typer.echo(f"{name}: {ended}{found}")
+    _echo_weights("the trained network", spec, output, networks[spec.column], wanted=weights)
 
 
 def _echo_weights(what: str, spec: Spec, output: Path, network: str, *, wanted: bool) -> None:
@@ -241,121 +311,8 @@ def _echo_weights(what: str, spec: Spec, output: Path, network: str, *, wanted: 
         typer.echo(f"there are no weights of {what} in {weights.parent}; to save them, choose another --output")
 
 
-def default_activation(column: Column) -> str:
-    """Return the activation to train if none is given."""
-    return "relu" if column.network in RECIPES else "own"
-
-
-def reproduce(
-    experiments: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Networks and data sets: lenet5/cifar10, or your own: my_network.py:Net/images.",
-            show_default="the paper's, without AlexNet's",
-        ),
-    ] = None,
-    activation: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="An activation: any base or hull; may be given several times. Besides the paper's twelve, consider "
-            "'prelu' and 'leaky_relu(0.3)', Keras's defaults.",
-            show_default="the paper's",
-        ),
-    ] = None,
-    seeds: Annotated[int, typer.Option(help="Number of seeds, starting from 0.", min=1)] = 5,
-    epochs: EpochsOption = None,
-    batch_size: BatchSizeOption = None,
-    optimizer: OptimizerOption = None,
-    lr: RateOption = None,
-    schedule: ScheduleOption = None,
-    weight_decay: DecayOption = None,
-    coefficient_lr_scale: Annotated[
-        list[float] | None,
-        typer.Option(
-            help="Learning rate of the coefficients, as a multiple of --lr; may be given several times.",
-            show_default="1",
-        ),
-    ] = None,
-    augment: AugmentOption = None,
-    image_size: ImageSizeOption = None,
-    val_size: ValSizeOption = 0,
-    precision: PrecisionOption = "float32",
-    members: MembersOption = None,
-    engine: EngineOption = Engine.LOCAL,
-    ray_address: AddressOption = None,
-    gpus_per_task: GpusOption = None,
-    device: DeviceOption = None,
-    data_dir: DataOption = None,
-    output: OutputOption = Path("runs"),
-    checkpoint_every: EveryOption = 30.0,
-    tensorboard: TensorBoardOption = None,
-    weights: Annotated[bool, typer.Option("--weights", help="Save the trained networks.")] = False,
-    quiet: QuietOption = False,
-) -> None:
-    """Train networks on data sets with all activations and seeds at once. The same command resumes interrupted runs."""
-    from hullo.lab.run.queue import RunQueue
-    from hullo.lab.run.sources import Source, split_experiment
-    from hullo.lab.spec import Spec
-    from hullo.lab.spec.paper import DATA_COLUMNS, rows_of
-
-    with report_errors(), report_warnings():
-        if engine is Engine.RAY and device:
-            raise ValueError(f"--device {device} needs --engine local; with ray, --gpus-per-task 0 means CPUs")
-        if engine is Engine.LOCAL and (ray_address or gpus_per_task is not None):
-            raise ValueError("--ray-address and --gpus-per-task need --engine ray")
-        sources = [Source(*split_experiment(text), image_size) for text in experiments or ()]
-        columns = [source.open() for source in sources]
-        specs = [
-            Spec.default(
-                *column,
-                row,
-                seed=seed,
-                epochs=epochs,
-                batch_size=batch_size,
-                optimizer=optimizer,
-                lr=lr,
-                schedule=schedule,
-                weight_decay=weight_decay,
-                coefficient_lr_scale=scale,
-                augment=augment,
-                precision=precision,
-                val_size=val_size,
-            )
-            for column in dict.fromkeys(columns) or DATA_COLUMNS
-            for row in activation or rows_of(column)
-            for scale in coefficient_lr_scale or [1.0]
-            for seed in range(seeds)
-        ]
-    queue = RunQueue(specs, output, members, weights)
-    earlier = _describe_recorded(queue)
-    if engine is Engine.RAY:
-        records = _run_on_cluster(
-            queue,
-            sources,
-            address=ray_address,
-            gpus=gpus_per_task,
-            data_dir=data_dir,
-            checkpoint_every=checkpoint_every,
-            tensorboard_dir=tensorboard,
-            quiet=quiet,
-        )
-    else:
-        records = _run(
-            queue,
-            device=device,
-            data_dir=data_dir,
-            checkpoint_every=checkpoint_every,
-            tensorboard_dir=tensorboard,
-            quiet=quiet,
-        )
-    networks = {column: source.network for column, source in zip(columns, sources, strict=True)}
-    _show_results(records, output, networks, weights)
-    if earlier:
-        typer.echo(earlier)
-
-
 def _show_results(records: list[Record], output: Path, networks: dict[Column, str], weights: bool) -> None:
-    """Print the tables of runs and how to load the best network of each column; draw what was learned."""
+    """Print the tables of runs and how to load a network of each column; draw what was learned."""
     from hullo.lab.analysis import experiments as analysis
     from hullo.lab.analysis.figures import draw_activations, drawing, save, stem
     from hullo.lab.analysis.tables.terminal import terminal_table
@@ -374,8 +331,12 @@ def _show_results(records: list[Record], output: Path, networks: dict[Column, st
     for column in dict.fromkeys(record.spec.column for record in records):
         runs = [record for record in records if record.spec.column == column and not record.diverged]
         if not runs:
-            typer.echo(f"all runs of {column} diverged; a smaller --lr may help")
+            typer.echo(f"all runs of {column.without_hashes} diverged; a smaller --lr may help")
             continue
-        best = max(runs, key=lambda record: (record.val_accuracy or record.test_accuracy)[-1])
-        what = f"the best network after the last epoch, {best.spec.activation} with seed {best.spec.seed},"
-        _echo_weights(what, best.spec, output, networks.get(column, ""), wanted=weights)
+        if all(record.val_accuracy for record in runs):
+            best = max(runs, key=lambda record: max(record.val_accuracy))
+            what = f"the network that is best on held-out samples, {best.spec.activation} with seed {best.spec.seed},"
+        else:  # the test data choose no network
+            best = runs[0]
+            what = f"a network, {best.spec.activation} with seed {best.spec.seed},"
+        _echo_weights(what, best.spec, output, networks[column], wanted=weights)

@@ -71,33 +71,47 @@ class Dataset:
         return replace(self, **{name: getattr(self, name).to(device) for name in tensors})
 
     def split_validation(self, n: int, seed: int) -> Dataset:
-        """Hold out `n` training images for validation, the same number per class.
+        """Hold out `n` training samples for validation, as many of each class as it has a share of the samples.
 
-        The choice depends only on the labels and the seed; both parts keep the order of the files.
+        Every class keeps a training sample. The choice depends only on the labels and the seed; both parts keep the
+        order of the files.
         """
         if self.val_images is not None:
             raise ValueError(f"val_size={n}: {self.name} has a validation set of its own; val_size must be 0")
-        each, rest = divmod(n, len(self.classes))
-        counts = self.train_labels.bincount(minlength=len(self.classes))
-        if rest or not 0 < each < int(counts.min()):
-            most = int(counts.min()) - 1
-            few = f"class {self.classes[int(counts.argmin())]!r} has only {most + 1}"
-            why = f"{n} is not a multiple of its {len(self.classes)} classes" if rest else few
-            how = f"give a multiple of {len(self.classes)}, at most {most * len(self.classes)}" if most else "give 0"
-            raise ValueError(
-                f"{self.name}: cannot hold out {n} training samples, the same number of each class: {why}; {how}"
-            )
-        seeds = torch.tensor([seed], device=self.train_labels.device)
-        (shuffled,) = permute(open_streams(seeds, Purpose.VALIDATION, 0), len(self.train_labels))
-        by_class = shuffled[self.train_labels[shuffled].argsort(stable=True)]
-        starts = self.train_labels.bincount(minlength=len(self.classes)).cumsum(0).roll(1)
-        starts[0] = 0
-        held_out = torch.zeros_like(self.train_labels, dtype=torch.bool)
-        held_out[by_class[starts[:, None] + torch.arange(each, device=starts.device)]] = True
+        labels = self.train_labels
+        counts = labels.bincount(minlength=len(self.classes))
+        most = int((counts - 1).clamp(min=0).sum())
+        if not 0 < n <= most:
+            raise ValueError(f"val_size={n}: {self.name} has {len(labels)} training samples; give at most {most}")
+        quotas = _divide(n, counts)
+        (shuffled,) = permute(
+            open_streams(torch.tensor([seed], device=labels.device), Purpose.VALIDATION, 0), len(labels)
+        )
+        by_class = shuffled[labels[shuffled].argsort(stable=True)]
+        ranks = torch.empty_like(labels)  # of each sample within its class
+        ranks[by_class] = (
+            torch.arange(len(labels), device=labels.device) - (counts.cumsum(0) - counts)[labels[by_class]]
+        )
+        held_out = ranks < quotas[labels]
         return replace(
             self,
             train_images=self.train_images[~held_out],
-            train_labels=self.train_labels[~held_out],
+            train_labels=labels[~held_out],
             val_images=self.train_images[held_out],
-            val_labels=self.train_labels[held_out],
+            val_labels=labels[held_out],
         )
+
+
+def _divide(n: int, counts: Tensor) -> Tensor:
+    """Divide n in proportion to counts, each below its count; the largest remainders are rounded up.
+
+    >>> _divide(4, torch.tensor([8, 1, 3])).tolist()
+    [3, 0, 1]
+    """
+    shares = n * counts.double() / counts.sum()
+    quotas = shares.long().minimum((counts - 1).clamp(min=0))
+    while missing := n - int(quotas.sum()):
+        remainders = (shares - quotas).where(quotas < counts - 1, -torch.inf)
+        has_room = remainders.isfinite().sum()
+        quotas[remainders.argsort(descending=True, stable=True)[: min(missing, int(has_room))]] += 1
+    return quotas

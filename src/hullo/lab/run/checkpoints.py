@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from safetensors.torch import save
+from torch import Tensor
 
 from hullo.lab.files import atomic_write, checksum, locked, remove
 from hullo.lab.run.loaders import Loader
 from hullo.lab.run.training import Training
 from hullo.lab.spec.checkpoint_files import REMEDY, VERSION, read_checkpoint, read_members, scan_checkpoints
 from hullo.lab.spec.run_spec import Spec, identify
+
+CHOSEN = "chosen."
+"""Prefix of the tensors of the epochs that are best on validation data."""
 
 
 @dataclass(frozen=True)
@@ -30,24 +34,25 @@ class Checkpoints:
             raise ValueError(flaws[0])
         return populations
 
-    def save(self, training: Training) -> None:
-        """Save a training's state, replacing the previous checkpoint atomically."""
+    def save(self, training: Training, chosen: Mapping[str, Tensor] | None = None) -> None:
+        """Save a training's state and that of its chosen epochs, replacing the previous checkpoint atomically."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in training.state_dict().items()}
+        state = training.state_dict() | {f"{CHOSEN}{name}": tensor for name, tensor in (chosen or {}).items()}
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
         specs = json.dumps([str(spec) for spec in training.specs])
         metadata = {"version": VERSION, "specs": specs, "data": _describe(training.loader)}
         metadata["checksum"] = checksum(tensors)
         with atomic_write(self._path(training.specs)) as file:
             file.write(save(tensors, metadata))
 
-    def save_final(self, training: Training) -> None:
+    def save_final(self, training: Training, chosen: Mapping[str, Tensor]) -> None:
         """Save the last state of a training for longer runs to continue, and delete the states of shorter runs.
 
         A cosine schedule depends on the number of epochs, so no other run can continue it.
         """
         if training.specs[0].schedule == "cosine":
             return
-        self.save(training)
+        self.save(training, chosen)
         while shorter := self.find_shorter(training.specs):
             self.delete(shorter)
 
@@ -59,14 +64,14 @@ class Checkpoints:
                 shorter.append(members)
         return max(shorter, key=lambda members: members[0].epochs, default=None)
 
-    def restore(self, training: Training, specs: tuple[Spec, ...] | None = None) -> None:
-        """Load the checkpoint of a training, or of other `specs`, if there is one.
+    def restore(self, training: Training, specs: tuple[Spec, ...] | None = None) -> dict[str, Tensor]:
+        """Load the checkpoint of a training, or of other `specs`, if there is one; return the state of chosen epochs.
 
         Raises a ValueError, and changes nothing, if the checkpoint does not fit.
         """
         path = self._path(specs or training.specs)
         if not path.exists():
-            return
+            return {}
         read_members(path)
         before, state = read_checkpoint(path)
         if before.get("checksum", "") not in ("", checksum(state)):
@@ -75,10 +80,12 @@ class Checkpoints:
             raise ValueError(
                 f"{path} was saved with {before.get('data')}, but the data set has {now}; restore the data, or {REMEDY}"
             )
+        chosen = {name.removeprefix(CHOSEN): state.pop(name) for name in list(state) if name.startswith(CHOSEN)}
         try:
             training.load_state_dict(state)
         except ValueError as error:
             raise ValueError(f"{path} does not fit its runs: {error}; {REMEDY}") from error
+        return chosen
 
     def delete(self, specs: tuple[Spec, ...]) -> None:
         remove(self._path(specs))

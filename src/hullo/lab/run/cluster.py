@@ -213,7 +213,7 @@ class _Tasks:
         with self.runner.queue.checkpoints.lock(population, lambda _: None):
             self.runner.queue.commit(population, records)
         duration = timedelta(seconds=round(records[0].seconds))
-        return ", ".join([*describe_accuracies([record.accuracy for record in records]), f"{duration}"])
+        return f"{describe_accuracies([record.accuracy for record in records])}, {duration}"
 
     def _fail(self, population: Members, error: Exception) -> None:
         cause = getattr(error, "cause", None)  # the exception that the task raised

@@ -22,9 +22,8 @@ from hullo.lab.run.loaders import Loader, loader_key
 from hullo.lab.run.queue import Members, RunQueue, describe_population, out_of_memory_error
 from hullo.lab.run.tensorboard import TensorBoardLogger
 from hullo.lab.run.training import Training
-from hullo.lab.run.weights import check_savable, save_weights
+from hullo.lab.run.weights import ChosenEpochs, check_savable, save_weights
 from hullo.lab.signals import stop_request
-from hullo.lab.spec.activation import ActivationSpec
 from hullo.lab.spec.environment import Environment
 from hullo.lab.spec.records import Record, round_number, round_numbers, spell_module
 from hullo.lab.spec.run_spec import Spec
@@ -91,12 +90,14 @@ class LocalRunner:
     def train(self, population: Members, progress: Progress, stop: Event) -> list[Record]:
         """Train a population, from its checkpoint if there is one, and return its records; keep the checkpoint."""
         spec, checkpoints = population[0], self.queue.checkpoints
+        networks = "1 network" if len(population) == 1 else f"{len(population)} networks"
+        progress.describe(f"preparing {networks}: {spec.column.without_hashes}")
         training = Training(population, self.loaders[loader_key(spec)], self.world)
         if self.queue.weights:
             check_savable(training.population[0], spec.network)
-        checkpoints.restore(training)
+        chosen = ChosenEpochs(checkpoints.restore(training))
         if training.epoch == training.step == 0 and (shorter := self.queue.finished.find_shorter(population)):
-            self.queue.finished.restore(training, shorter)
+            chosen = ChosenEpochs(self.queue.finished.restore(training, shorter))
             if self.world.is_main:
                 name = describe_population(population)
                 progress.note(f"{name}: continuing an earlier run after epoch {training.epoch}")
@@ -109,20 +110,23 @@ class LocalRunner:
             display.update(now)
             if self.world.is_main and training.step == 0:
                 _note_diverged(training, progress)
+                if self.queue.weights:
+                    chosen.update(training)
                 if self.logger:
                     self.logger.log_epoch(training)
             if self.world.is_main and (stop.is_set() or now - saved >= self.checkpoint_every):
-                checkpoints.save(training)
+                checkpoints.save(training, chosen.state)
                 last = saved = time.monotonic()
             if stop.is_set():
                 raise KeyboardInterrupt
         if self.world.is_main:
-            checkpoints.save(training)  # in case the process is killed before the records are written
+            checkpoints.save(training, chosen.state)  # in case the process is killed before the records are written
             if self.queue.weights:
-                self.queue.finished.save_final(training)
-                for member, spec in zip(training.population, population, strict=True):
+                self.queue.finished.save_final(training, chosen.state)
+                epochs = chosen.load_into(training.population)
+                for member, spec, epoch in zip(training.population, population, epochs, strict=True):
                     path = self.queue.pending_weights(population, spec)
-                    save_weights(path, spec, training.loader.task, member, training.loader.example)
+                    save_weights(path, spec, training.loader.task, member, training.loader.example, epoch)
         return build_records(training, self.environment)
 
     def _train_or_split(self, population: Members, progress: Progress, stop: Event) -> None:
@@ -148,7 +152,7 @@ def describe_kept(specs: Iterable[Spec], loaders: Mapping[tuple[str, int, str], 
     chosen = {s.network: s for s in specs if s.network in OWN and s.activation != "own" and loader_key(s) in loaders}
     found = []
     for spec in chosen.values():
-        loader, row = loaders[loader_key(spec)], ActivationSpec.parse(spec.activation)
+        loader, row = loaders[loader_key(spec)], spec.row
         found.append(OWN[spec.network].describe_kept(row, loader.example, spec.seed, asdict(loader.task)))
     return list(filter(None, found))
 
@@ -173,7 +177,7 @@ def build_records(training: Training, environment: Environment) -> list[Record]:
     )
     records = []
     for k, spec in enumerate(training.specs):
-        row = ActivationSpec.parse(spec.activation)
+        row = spec.row
         points = (training.start[k], *curves["coefficients"][:, k]) if row.learns else ()
         names = [item.name for item in row.bases]
         chosen = [[item.name for item in site.activations[k].bases] == names for site in activations.sites]
@@ -212,7 +216,7 @@ def build_records(training: Training, environment: Environment) -> list[Record]:
 
 
 class _Display:
-    """Display of a training: the epoch, the best and the median accuracy, the throughput, the time left."""
+    """Display of a training: the epoch, the accuracies after the one before, the time left."""
 
     def __init__(self, training: Training, progress: Progress) -> None:
         self.training, self.progress = training, progress
@@ -228,34 +232,29 @@ class _Display:
             name, state = describe_population(training.specs), self._describe(now)
             if is_new_epoch:
                 self.epoch = training.epoch
-                self.progress.start_step(", ".join([name, *state]), self.epoch, epochs)
+                self.progress.start_step("; ".join([name, *state]), self.epoch, epochs)
             done = training.epoch - self.epoch + training.step / training.steps
-            self.progress.update(done, f"{name}, epoch {self.epoch + 1} of {epochs}\n{', '.join(state)}")
+            self.progress.update(done, f"{name}, epoch {self.epoch + 1} of {epochs}\n{'; '.join(state)}")
 
     def _steps(self) -> int:
         return self.training.epoch * self.training.steps + self.training.step
 
     def _describe(self, now: float) -> list[str]:
-        members, spec = len(self.training.specs), self.training.specs[0]
-        words = []
+        spec, words = self.training.specs[0], []
         if self.training.epoch:
-            words += describe_accuracies(self.training.curves["test_accuracy"][-1, :, 0].tolist())
+            accuracies = self.training.curves["test_accuracy"][-1, :, 0].tolist()
+            words.append(f"epoch {self.training.epoch}: {describe_accuracies(accuracies)}")
         if (steps := self._steps() - self.first_step) and now > self.started:
-            steps_per_second = steps / (now - self.started)
-            left = round((spec.epochs * self.training.steps - self._steps()) / steps_per_second)
-            words += [
-                f"{steps_per_second * spec.batch_size * members:,.0f} samples/s",
-                f"{timedelta(seconds=min(left, MAX_SECONDS_LEFT))} left",
-            ]
+            left = round((spec.epochs * self.training.steps - self._steps()) * (now - self.started) / steps)
+            words.append(f"{timedelta(seconds=min(left, MAX_SECONDS_LEFT))} left")
         return words
 
 
-def describe_accuracies(accuracies: Sequence[float]) -> list[str]:
-    """Return the best and the median accuracy of a population as text.
+def describe_accuracies(accuracies: Sequence[float]) -> str:
+    """Return the median and the range of the test accuracies of a population as text.
 
     >>> describe_accuracies([70.0, 71.5, 90.0]), describe_accuracies([70.0])
-    (['best 90.00 %', 'median 71.50 %'], ['accuracy 70.00 %'])
+    ('test accuracy 71.5 % (70.0 to 90.0)', 'test accuracy 70.0 %')
     """
-    if len(accuracies) == 1:
-        return [f"accuracy {accuracies[0]:.2f} %"]
-    return [f"best {max(accuracies):.2f} %", f"median {median(accuracies):.2f} %"]
+    text = f"test accuracy {median(accuracies):.1f} %"
+    return text if len(accuracies) == 1 else f"{text} ({min(accuracies):.1f} to {max(accuracies):.1f})"

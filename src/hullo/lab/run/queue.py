@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from hullo.lab.errors import RunError
@@ -46,7 +47,7 @@ class RunQueue:
     def __post_init__(self) -> None:
         self.specs = list(dict.fromkeys(self.specs))
 
-    @property
+    @cached_property
     def records(self) -> Records:
         return Records(self.output / "records.jsonl")
 
@@ -129,7 +130,7 @@ class RunQueue:
 
     def results(self) -> list[Record]:
         """Return the records of all runs, once there are no more populations to train."""
-        recorded = {record.spec: record for record in self.records.read()}
+        recorded = self.records.find(self.specs)
         if lost := [spec for spec in self.specs if spec not in recorded]:
             raise RunError(
                 f"{self.records.path} no longer contains the record of {lost[0]}; run the command again to train the "
@@ -145,7 +146,7 @@ def weights_path(output: Path, spec: Spec) -> Path:
 
 def describe_population(population: Members) -> str:
     """Return a short description of a population for progress lines: its column and its size."""
-    return f"{population[0].column} x {len(population)}"
+    return f"{population[0].column.without_hashes} x {len(population)}"
 
 
 def out_of_memory_error(population: Members) -> RunError:

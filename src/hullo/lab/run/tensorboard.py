@@ -8,7 +8,6 @@ from types import TracebackType
 from typing import Any
 
 from hullo.lab.run.training import Training
-from hullo.lab.spec.activation import ActivationSpec
 from hullo.lab.spec.run_spec import Spec
 
 
@@ -46,7 +45,7 @@ class TensorBoardLogger:
         """Log the last epoch of a training."""
         curves, activations = training.curves, training.population.activations
         for k, spec in enumerate(training.specs):
-            row = ActivationSpec.parse(spec.activation)
+            row = spec.row
             writer = self._writer(spec, training.epoch)
             points = {name: curve[-1, k] for name, curve in curves.items() if name.endswith("_loss")}
             points |= {name: curve[-1, k, 0] for name, curve in curves.items() if name.endswith("_accuracy")}

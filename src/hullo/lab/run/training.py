@@ -7,6 +7,7 @@ affect the others.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
@@ -122,6 +123,12 @@ class Training:
             raise ValueError(
                 f"{network.attribute} of {network.path.name} returned {returned} for {len(example)} samples in {mode} "
                 f"mode; it must return logits for {classes} classes, of shape ({len(example)}, {classes})"
+            )
+        if not self.population.training and (logits >= 0).all() and ((logits.sum(-1) - 1).abs() < 1e-3).all():
+            warnings.warn(
+                f"{network.attribute} of {network.path.name} returns probabilities, as of a softmax; the loss expects "
+                "logits: remove the softmax",
+                stacklevel=2,
             )
 
     def advance(self) -> Iterator[None]:

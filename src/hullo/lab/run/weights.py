@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,17 +16,54 @@ from torch import Tensor, nn
 from hullo.lab import networks
 from hullo.lab.files import atomic_write, checksum, read_safetensors
 from hullo.lab.networks import Task
+from hullo.lab.run.training import Training
 from hullo.lab.spec.run_spec import Spec
+from hullo.population import Population
 
 
-def save_weights(path: Path, spec: Spec, task: Task, network: nn.Module, example: Tensor | None = None) -> None:
-    """Save a trained network: its state dict, and its buffers that are not persistent."""
+class ChosenEpochs:
+    """The state of each member of a population after the epoch that is best on validation data, of several the first.
+
+    Without validation data it is the last state. `state` is empty before the first epoch.
+    """
+
+    def __init__(self, state: Mapping[str, Tensor]) -> None:
+        self.state = dict(state)
+
+    def update(self, training: Training) -> None:
+        """Take over the members that have their best epoch now."""
+        members, curves = len(training.specs), training.curves
+        is_best = torch.ones(members, dtype=torch.bool)
+        if "val_accuracy" in curves:
+            sound = curves["finite"].int().cummin(0).values.bool()
+            accuracies = curves["val_accuracy"][:, :, 0].where(sound, -1.0)
+            is_best = accuracies[-1] > accuracies[:-1].amax(0) if training.epoch > 1 else is_best
+        current = training.population.state_dict() | {"epoch": torch.full((members,), training.epoch)}
+        for name, tensor in current.items():
+            before = self.state.get(name)
+            if before is None or tensor.shape[:1] != (members,) or name.startswith("shared."):
+                self.state[name] = tensor.clone()
+            else:
+                chosen = is_best.to(tensor.device).view(-1, *[1] * (tensor.dim() - 1))
+                self.state[name] = torch.where(chosen, tensor, before.to(tensor.device))
+
+    def load_into(self, population: Population) -> list[int]:
+        """Load the chosen states, and return the epochs of the members."""
+        population.load_state_dict({name: tensor for name, tensor in self.state.items() if name != "epoch"})
+        epochs: list[int] = self.state["epoch"].tolist()
+        return epochs
+
+
+def save_weights(
+    path: Path, spec: Spec, task: Task, network: nn.Module, example: Tensor | None = None, epoch: int | None = None
+) -> None:
+    """Save a network after an epoch, by default the last: its state dict, and its buffers that are not persistent."""
     path.parent.mkdir(parents=True, exist_ok=True)
     state = network.state_dict() | _other_buffers(network)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     if len({tensor.untyped_storage().data_ptr() for tensor in tensors.values()}) < len(tensors):
         tensors = {name: tensor.clone() for name, tensor in tensors.items()}  # tied weights, each under all its names
-    metadata = {"spec": str(spec), "task": json.dumps(asdict(task))}
+    metadata = {"spec": str(spec), "task": json.dumps(asdict(task)), "epoch": str(epoch or spec.epochs)}
     if example is not None:
         metadata["example"] = json.dumps([str(example.dtype).removeprefix("torch."), *example.shape])
     metadata["checksum"] = checksum(tensors, json.dumps(metadata, sort_keys=True))

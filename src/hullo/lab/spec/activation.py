@@ -8,6 +8,7 @@ learned.
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -55,6 +56,7 @@ class ActivationSpec:
     per: str = "layer"
 
     @classmethod
+    @functools.cache
     def parse(cls, text: str | ActivationSpec) -> ActivationSpec:
         """Parse an activation such as ``relu`` or ``convex(identity,relu)``."""
         if isinstance(text, ActivationSpec):

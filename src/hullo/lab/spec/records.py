@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from hullo.lab.files import atomic_write, locked, open_regular
-from hullo.lab.spec.activation import ActivationSpec
 from hullo.lab.spec.environment import Environment
 from hullo.lab.spec.run_spec import MAX_LENGTH, Spec
 from hullo.lab.spec.schema import Exactly, Integer, List, Number, Object, Rule, Text, fail, read_json
@@ -78,6 +77,12 @@ class Record:
         """Return the epoch, counted from 1."""
         return int(self.ended.rpartition(" ")[2]) if self.diverged else None
 
+    @property
+    def chosen_epoch(self) -> int:
+        """Return the epoch, counted from 1, that was best on validation data before a divergence; else the last."""
+        sound = self.val_accuracy[: (self.diverged_in or len(self.val_accuracy) + 1) - 1]
+        return 1 + sound.index(max(sound)) if sound else self.spec.epochs
+
     def line(self) -> bytes:
         """Return the record as one line of JSON."""
         values = {"version": VERSION, "id": self.spec.id, **asdict(self), "spec": self.spec.to_dict()}
@@ -112,7 +117,7 @@ def _rules(spec: Spec, values: dict[str, Any]) -> dict[str, Rule]:
 
     Numbers are null from the epoch on in which the run diverged, and not before.
     """
-    row, epochs, ended = ActivationSpec.parse(spec.activation), spec.epochs, values.get("ended")
+    row, epochs, ended = spec.row, spec.epochs, values.get("ended")
     diverged = re.fullmatch(r"diverged in epoch ([1-9]\d{0,18})", ended) if isinstance(ended, str) else None
     if ended != "finished" and not (diverged and int(diverged[1]) <= epochs):
         fail("ended", ended, f"must be 'finished' or 'diverged in epoch N', N from 1 to {epochs}")
@@ -159,18 +164,21 @@ def _rules(spec: Spec, values: dict[str, Any]) -> dict[str, Rule]:
     }
 
 
-@dataclass(frozen=True)
 class Records:
-    """A file of records, to which several processes may append.
+    """A file of records, to which several processes may append; each line is read and validated once.
 
     A process that is killed while it writes leaves an incomplete last line, which is ignored; the next process that
     writes removes it. A last line that lacks only its end, as some editors leave it, is complete.
     """
 
-    path: Path
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._known: dict[Spec, tuple[int, Record]] = {}  # the valid records with the numbers of their lines
+        self._position = (0, 0)  # bytes and lines that are known
+        self._file: tuple[int, int, int] | None = None  # inode, size and time of the last change
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "path", Path(self.path))  # or its name
+    def __reduce__(self) -> tuple[type[Records], tuple[Path]]:
+        return Records, (self.path,)  # other processes read the file themselves
 
     def read(self) -> list[Record]:
         """Return all records in the order of the file; raise a ValueError if a line is not a record."""
@@ -180,30 +188,51 @@ class Records:
         return records
 
     def scan(self) -> tuple[list[Record], list[str]]:
-        """Return all records in the order of the file, and error messages for lines that are not records."""
-        records: dict[Spec, tuple[int, Record]] = {}
+        """Return all records in the order of the file, and error messages for lines that are not records.
+
+        Only lines that were appended since the last call are read, unless the file was replaced.
+        """
         flaws = []
         try:
-            for number, line in self._lines():
+            self._forget_unless_appended()
+            for number, line in self._new_lines():
                 try:
                     if len(line) == MAX_BYTES and not line.endswith(b"\n"):
                         raise ValueError(f"longer than {MAX_BYTES:,} bytes")
                     record = Record.parse(line)
-                    first, earlier = records.setdefault(record.spec, (number, record))
+                    first, earlier = self._known.setdefault(record.spec, (number, record))
                     if earlier != record:
                         raise ValueError(f"spec: line {first} has another record of the same run")
                 except ValueError as error:
                     flaws.append(f"{self.path}, line {number}: {error}")
         except OSError as error:
             raise ValueError(f"cannot read {self.path}: {error.strerror}; choose another file or directory") from error
-        return [record for _, record in records.values()], flaws
+        if flaws:
+            self._file = None  # to report them again
+        return [record for _, record in self._known.values()], flaws
 
-    def _lines(self) -> Iterator[tuple[int, bytes]]:
+    def find(self, specs: Iterable[Spec]) -> dict[Spec, Record]:
+        """Return the records of runs that have one."""
+        self.read()
+        return {spec: self._known[spec][1] for spec in specs if spec in self._known}
+
+    def _forget_unless_appended(self) -> None:
+        """Forget what is known of a file that was replaced or changed, rather than appended to."""
+        status = self.path.stat() if self.path.exists() else None
+        file = status and (status.st_ino, status.st_size, status.st_mtime_ns)
+        before, self._file = self._file, file
+        is_appended = before and file and (before == file or (before[0] == file[0] and before[1] < file[1]))
+        if not is_appended:
+            self._known, self._position = {}, (0, 0)
+
+    def _new_lines(self) -> Iterator[tuple[int, bytes]]:
         """Yield complete lines with their numbers; truncate those that are too long, skip empty ones."""
         if not self.path.exists():
             return
+        start, known = self._position
         with open_regular(self.path) as file:
-            for number in itertools.count(1):
+            file.seek(start)
+            for number in itertools.count(known + 1):
                 line = rest = file.readline(MAX_BYTES)
                 while rest and not rest.endswith(b"\n"):
                     rest = file.readline(MAX_BYTES)
@@ -211,6 +240,7 @@ class Records:
                     yield number, line
                 if not rest:
                     return
+                self._position = (file.tell(), number)
 
     @property
     def truncated_bytes(self) -> int:
@@ -230,8 +260,9 @@ class Records:
         `prepare` is called with these records before, while no other process can add any.
         """
         with self._locked():
-            existing = {record.spec for record in self.read()}
-            new = {record.spec: record for record in records if record.spec not in existing}
+            given = {record.spec: record for record in records}
+            existing = self.find(given)
+            new = {spec: record for spec, record in given.items() if spec not in existing}
             lines = b"".join(_check_line(record.line()) for record in new.values())
             if prepare is not None:
                 prepare(list(new.values()))

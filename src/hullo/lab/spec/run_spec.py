@@ -104,6 +104,7 @@ class Spec:
             object.__setattr__(self, name, float(value))
         activation = ActivationSpec.parse(self.activation)
         object.__setattr__(self, "activation", str(activation))
+        object.__setattr__(self, "_row", activation)  # no field: it is the activation again
         if self.settings is not None:
             return
         augmentation = Augmentation.parse(self.augment or AUGMENTATIONS.get(self.data, "none"))
@@ -126,6 +127,8 @@ class Spec:
             raise ValueError(f"settings={settings!r}: must be at most {MAX_LENGTH} printable characters in all")
 
     def _check_names(self) -> None:
+        if isinstance(self.optimizer, str):
+            object.__setattr__(self, "optimizer", self.optimizer.lower())  # "AdamW", as PyTorch spells it
         for name, value, names, own, how in (
             ("network", self.network, RECIPES, OWN_NETWORK, "one of your own as my_network.py:Net"),
             ("data set", self.data, AUGMENTATIONS, OWN_DATA, "a path to one of your own, as in ./images or ./x.npz"),
@@ -154,7 +157,7 @@ class Spec:
         if kind == "step":
             epochs = max(1, values.get("epochs", recipe.epochs))
             values.setdefault("schedule", f"step:{number * epochs / recipe.epochs:.12g}")
-        defaults = {name: value for name, value in asdict(recipe).items() if name in _OPTIONAL_FIELDS}
+        defaults = {name: value for name, value in asdict(recipe).items() if name in SETTING_TYPES}
         return cls(network, data, activation, **defaults | values)
 
     def __str__(self) -> str:
@@ -165,16 +168,14 @@ class Spec:
     def conditions(self) -> dict[str, Any]:
         """Return the epochs and settings, which runs must share to be compared."""
         if self.settings is None:
-            return {name: getattr(self, name) for name in _OPTIONAL_FIELDS if name != "seed"}
+            return {name: getattr(self, name) for name in SETTING_TYPES if name != "seed"}
         pairs = (word.partition("=") for word in self.settings.split())
         return {"epochs": self.epochs, **{name: value for name, _, value in pairs}}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields that describe the run, as records hold them."""
         names = (
-            ("epochs", "settings")
-            if self.settings is not None
-            else [name for name in _OPTIONAL_FIELDS if name != "seed"]
+            ("epochs", "settings") if self.settings is not None else [name for name in SETTING_TYPES if name != "seed"]
         )
         return {name: getattr(self, name) for name in ("network", "data", "activation", "seed", *names)}
 
@@ -185,12 +186,10 @@ class Spec:
             column, activation, *values = text.split()
             network, data = column.split("/")
             given = dict(value.split("=") for value in values)
-            numbers = {name: _OPTIONAL_FIELDS[name](value) for name, value in given.items()}
+            numbers = {name: SETTING_TYPES[name](value) for name, value in given.items()}
         except (KeyError, ValueError):
             form = "network/data activation name=value ..., as in 'lenet5/cifar10 relu seed=3'"
-            raise ValueError(
-                f"invalid spec {text!r}: must be {form}; names are {', '.join(_OPTIONAL_FIELDS)}"
-            ) from None
+            raise ValueError(f"invalid spec {text!r}: must be {form}; names are {', '.join(SETTING_TYPES)}") from None
         return cls(network, data, activation, **numbers)
 
     @property
@@ -201,6 +200,12 @@ class Spec:
     def is_same_run(self, other: Spec) -> bool:
         """Return whether a recorded run is the same as another, apart from the number of epochs."""
         return self.settings is not None and replace(self, epochs=other.epochs) == other
+
+    @property
+    def row(self) -> ActivationSpec:
+        """Return the activation, parsed."""
+        row: ActivationSpec = self._row  # type: ignore[attr-defined]
+        return row
 
     @property
     def column(self) -> Column:
@@ -241,7 +246,8 @@ class Spec:
 
 
 _KINDS = {"int": int, "float": float, "str": str}
-_OPTIONAL_FIELDS = {field.name: _KINDS[str(field.type)] for field in fields(Spec)[3:-1]}
+SETTING_TYPES = {field.name: _KINDS[str(field.type)] for field in fields(Spec)[3:-1]}
+"""The types of the fields that have defaults, the seed among them."""
 
 
 def recipe_of(network: str) -> Recipe:
