@@ -1,4 +1,4 @@
-"""Measure the convolutions of a population against the memory bandwidth, on a GPU, each in a CUDA graph.
+"""Measure the convolutions of a population against the memory bandwidth, each in a CUDA graph.
 
     python benchmarks/population_convolutions.py --csv rows.csv
 
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from variants import HALF, LAST, Bench, Step, measure_on_gpu, parser, size
+from variants import HALF, LAST, Bench, Step, size
 
 
 def conv2d(
@@ -108,11 +108,13 @@ def convolution(bench: Bench, name: str) -> None:
         "backward data": size(dy, weight, x),
         "backward weight": size(dy, used, weight),
     }
-    bench.measure("convolution", name, variants, least, 2.0 * dy.numel() * weight[0].numel(), rounds=9)
+    bench.measure("convolution", name, variants, least, 2.0 * dy.numel() * weight[0].numel())
 
 
-def main() -> None:
-    measure_on_gpu(parser(__doc__).parse_args(), lambda bench: bench.run([(convolution, LAYERS)]))
+def main(arguments: list[str] | None = None) -> None:
+    bench = Bench(__doc__)
+    bench.start(arguments)
+    bench.run([(convolution, LAYERS)])
 
 
 if __name__ == "__main__":
