@@ -21,12 +21,13 @@ from pages.ablation import study_tables, study_test_tables
 from pages.batch_size import batches_tables
 from pages.claims import claims_tables, power_table, readings_table, slips_list, summary_table
 from pages.controls import control_gains_part, controls_part
-from pages.distance import best_of_table, distance_table, prediction_table
+from pages.distance import best_of_table, distance_table, prediction_part
 from pages.drift import drift_tables
 from pages.epochs import epochs_tables, losses_tables
 from pages.gains import gains_table
 from pages.imagewoof import imagewoof_part
 from pages.late_loss import late_loss_table
+from pages.plans import plans_part
 from pages.readings import few_seeds_tables, readings_tables
 from pages.speed import cost_table, read_plain, speed_table
 
@@ -62,8 +63,9 @@ PARTS: dict[str, Part] = {
     "claims-by-reading": of_columns(readings_table),
     "power": of_columns(power_table),
     "slips": of_columns(slips_list),
+    "plans": of_columns(plans_part),
     "distance": of_columns(distance_table),
-    "prediction": of_columns(prediction_table),
+    "prediction": lambda records, _: prediction_part(experiments(longest_of_columns(records)), experiments(records)),
     "best-of": of_columns(best_of_table),
     "late-loss": of_columns(late_loss_table),
     "epochs": of_columns(epochs_tables),

@@ -47,24 +47,6 @@ def test_tied_activations_train_as_they_do_alone(kind: Callable[[], nn.Module], 
         assert getattr(member[1], name) is getattr(member[3], name)  # type: ignore[index]
 
 
-def test_parameter_of_an_activation_with_another_use_is_refused() -> None:
-    def make() -> nn.Module:
-        network = nn.Sequential(nn.Linear(6, 6), nn.PReLU())
-        network.slope = network[1].weight
-        return network
-
-    with pytest.raises(ValueError, match=r"slope and 1\.weight of member 0 are one parameter"):
-        Population([make(), make()])
-
-
-def test_hulls_that_share_only_some_parameters_are_refused() -> None:
-    for name in ("raw", "inner_scale"):
-        network = nn.Sequential(*(hullo.LinearHull("relu", "tanh", inner_scale="hull") for _ in range(2)))
-        setattr(network[1], name, getattr(network[0], name))
-        with pytest.raises(ValueError, match="same bases and parameters"):
-            Population([network])
-
-
 @pytest.mark.parametrize(
     "act", [nn.PReLU, hull, lambda: hullo.ConvexHull("relu", "tanh", parametrization="softmax"), nn.Tanh]
 )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import functools
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -14,9 +12,7 @@ import torch.nn.functional as F
 from function_networks import Net, assert_agrees, numbers
 from torch import Tensor, nn
 
-import hullo
 from hullo.population import LoweringError, Population
-from hullo.population.trace.functions import functions_of
 
 
 @pytest.mark.parametrize("norm", [nn.BatchNorm2d, nn.InstanceNorm2d])
@@ -43,88 +39,6 @@ def test_parameters_in_collections_are_those_of_each_member() -> None:
         return net.linear(x @ net.weights[0]) + net.table["bias"]
 
     assert_agrees([Net(compute, collect) for _ in range(3)], numbers(3, 5, 4))
-
-
-def test_view_of_a_parameter_that_was_made_before_is_refused() -> None:
-    def build(net: Any) -> None:
-        net.part = net.a.weight.detach()[:2]
-
-    with pytest.raises(ValueError, match=r"part is a view of a\.weight"):
-        Population([Net(lambda net, x: x[:, :2] @ net.part, build)])
-
-
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda net: setattr(net, "f", lambda x: net.a(x)),
-        lambda net: setattr(net, "f", lambda x, layer=net.a: layer(x)),
-        lambda net: setattr(net, "f", lambda x, *, layer=net.a: layer(x)),
-        lambda net: setattr(net, "f", functools.partial(lambda layers, x: layers[0](x), [net.a])),
-        lambda net: setattr(net, "f", lambda x, g=lambda x: net.a(x): g(x)),
-        lambda net: net.b.register_forward_hook(lambda module, inputs, output: net.a(output)),
-    ],
-    ids=["closure", "default", "keyword", "partial", "function in a function", "hook"],
-)
-def test_functions_that_refer_to_the_network_refer_to_each_member(build: Callable[[Any], None]) -> None:
-    networks = [Net(lambda net, x: net.b(getattr(net, "f", F.relu)(x)), build) for _ in range(2)]
-    assert_agrees(networks, numbers(2, 3, 4))
-    population, x = copy.deepcopy(Population(networks)), numbers(2, 3, 4)  # before its first call
-    torch.testing.assert_close(population(x), torch.stack([net(x[k]) for k, net in enumerate(networks)]))
-    member = population[1]
-    del networks, population
-    with torch.no_grad():
-        member.a.weight.zero_()
-        member.a.bias.zero_()
-    assert member(x[1]).std(0).max() < 1e-12  # its own layer a, which is a constant now
-
-
-def test_functions_call_the_activations_and_read_the_mode_of_each_member() -> None:
-    def build(net: Any) -> None:
-        net.f = lambda x: F.dropout(net.act(x), 0.5, net.training)
-
-    networks: list[Any] = []
-    for act in (nn.ReLU(), nn.Tanh(), hullo.AffineHull("identity", "tanh")):
-        network: Any = Net(lambda net, x: net.b(net.f(net.a(x))), build)
-        network.act = act.double()
-        networks.append(network.eval())
-    population, x = Population(networks), numbers(3, 5, 4)
-    y = population(x)
-    torch.testing.assert_close(y, torch.stack([net(x[k]) for k, net in enumerate(networks)]))
-    y.square().sum().backward()
-    assert population.activations.raw.grad[2].any()
-
-
-def test_large_containers_are_not_searched_for_functions() -> None:
-    network: Any = nn.Linear(4, 4)
-    network.few, network.many = [lambda: 1], [lambda: 2] * 2000
-    assert functions_of(network) == network.few
-
-
-LAYER = nn.Linear(4, 4).double()
-
-
-def test_a_global_variable_that_is_a_part_of_the_network_is_refused() -> None:
-    def build(net: Any) -> None:
-        net.a = LAYER
-        net.f = lambda x: LAYER(x)
-
-    with pytest.raises(LoweringError, match="a tensor of the original network"):
-        Population([Net(lambda net, x: net.b(net.f(x)), build)])(numbers(1, 3, 4))
-
-
-def test_functions_that_read_numbers_of_the_network_are_those_of_each_member() -> None:
-    def build(net: Any) -> None:
-        net.scale, net.f = 3.0, lambda x: net.scale * x
-
-    assert_agrees([Net(lambda net, x: net.f(net.a(x)), build) for _ in range(2)], numbers(2, 3, 4))
-
-
-def test_tensors_that_share_memory_are_refused() -> None:
-    def build(net: Any) -> None:
-        net.b.weight.data = net.a.weight.data
-
-    with pytest.raises(ValueError, match=r"a\.weight and b\.weight share their memory"):
-        Population([Net(lambda net, x: net.b(net.a(x)), build)])
 
 
 def remember(net: Any) -> None:
@@ -194,22 +108,11 @@ def lazily(net: Any, x: Tensor) -> Tensor:
     return net.a(x) + net.positions
 
 
-def recurrent(net: Any, x: Tensor) -> Tensor:
-    net.hidden = torch.tanh(net.a(x) + net.hidden).detach()
-    return net.hidden + net.b(x)
-
-
-def counting(net: Any, x: Tensor) -> Tensor:
-    net.counts["calls"] += 1
-    return net.a(x) * net.counts["calls"]
-
-
 def adding(net: Any, x: Tensor) -> Tensor:
     return net.a(x) * net.number.add_(1)
 
 
 def stateful(net: Any) -> None:
-    net.hidden, net.counts = torch.zeros(3, 4, dtype=torch.float64), {"calls": 0}
     net.number = torch.zeros((), dtype=torch.float64)
 
 
@@ -217,8 +120,6 @@ def stateful(net: Any) -> None:
     ("compute", "message"),
     [
         (lazily, "registers 'positions'.*call the networks once"),
-        (recurrent, r"changes self\.hidden"),
-        (counting, r"changes self\.counts"),
         (adding, "not registered.*register it as a buffer"),
     ],
 )
@@ -340,25 +241,6 @@ def test_strides_are_those_of_each_network(stride: Callable[[Tensor], Tensor]) -
 def test_strides_beyond_the_input_are_refused(read: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises(LoweringError, match=r"as_strided.* reads memory outside of its input"):
         Population([Net(lambda net, x: read(net.a(x)))])(numbers(1, 3, 4))
-
-
-def test_what_functions_hold_beside_the_network_is_not_copied() -> None:
-    lock, data = threading.Lock(), [[float(i)] for i in range(10_000)]
-
-    def build(net: Any) -> None:
-        context = {"net": net, "lock": lock}
-
-        def compute(x: Tensor, layer: Any = net.b, lock: Any = lock) -> Tensor:
-            with context["lock"]:
-                return layer(context["net"].a(x)) * len(data)
-
-        net.f = compute
-
-    networks = [Net(lambda net, x: net.f(x), build) for _ in range(2)]
-    assert_agrees(networks, numbers(2, 3, 4))
-    member: Any = Population(networks)[1]
-    assert member.f.__defaults__[1] is lock
-    assert member.f.__defaults__[0] is member.b
 
 
 def test_activations_of_complex_parts_are_computed_in_their_precision() -> None:

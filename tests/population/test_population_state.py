@@ -6,7 +6,6 @@ import collections
 import copy
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -144,119 +143,16 @@ def test_threads_that_trace_at_once_leave_the_hooks_on_buffers() -> None:
     assert dict(buffer_hooks) == before
 
 
-@pytest.mark.parametrize(
-    ("assign", "said"),
-    [
-        (lambda net, y: setattr(net, "h", y.detach()), r"torch.float64 of shape \(5, 3\) to the buffer 'h', which is"),
-        (lambda net, y: setattr(net, "h", y.detach().float().mean(0)), r"torch.float32 of shape \(3,\) to the buffer"),
-        (lambda net, y: setattr(net, "h", y.mean(0)), r"a value with a gradient to the buffer 'h'; use detach"),
-        (lambda net, y: setattr(net, "h", None), "assigns None to the buffer 'h'"),
-    ],
-)
-def test_what_does_not_fit_into_a_buffer_is_refused(assign: Callable[..., None], said: str) -> None:
-    def compute(net: Any, x: Tensor) -> Tensor:
-        y: Tensor = net.lin(x)
-        assign(net, y)
-        return y
-
-    with pytest.raises(LoweringError, match=said):
-        Population([Memory(compute)])(torch.randn(1, 5, 3, dtype=torch.float64))
-
-
-def test_a_buffer_of_two_modules_cannot_be_assigned() -> None:
-    network: Any = nn.Sequential(Memory(centered), Memory(centered))
-    network[1].h = network[0].h
-    with pytest.raises(LoweringError, match=r"the buffer '0\.h', which other modules use, too; change it in place"):
-        Population([network])(torch.randn(1, 5, 3, dtype=torch.float64))
-
-
-def count_in_a_list(net: Any, y: Tensor) -> Tensor:
-    net.state["calls"][0] += 1
-    return y * net.state["calls"][0]
-
-
-def keep_in_a_dictionary(net: Any, y: Tensor) -> Tensor:
-    y = y + net.state["h"]
-    net.state["h"] = y.detach().mean(0)
-    return y
-
-
-def keep_in_a_queue(net: Any, y: Tensor) -> Tensor:
-    y = y + (sum(net.queue) / len(net.queue) if net.queue else 0)
-    net.queue.append(y.detach().mean(0))
-    return y
-
-
-def keep_in_an_object(net: Any, y: Tensor) -> Tensor:
-    y = y + net.object.h
-    net.object.h = y.detach().mean(0)
-    return y
-
-
-def change_the_mode(net: Any, y: Tensor) -> Tensor:
-    y = net.norm(y)
-    net.norm.eval()
-    return y
-
-
-@pytest.mark.parametrize(
-    "compute", [count_in_a_list, keep_in_a_dictionary, keep_in_a_queue, keep_in_an_object, change_the_mode]
-)
-def test_state_outside_of_buffers_is_refused(compute: Callable[..., Tensor]) -> None:
-    network: Any = Memory(lambda net, x: compute(net, net.lin(x)))
-    network.state = {"h": torch.zeros(3, dtype=torch.float64), "calls": [0]}
-    network.queue = collections.deque([torch.zeros(3, dtype=torch.float64)], maxlen=4)
-    network.object = SimpleNamespace(h=torch.zeros(3, dtype=torch.float64))
-    network.norm = nn.BatchNorm1d(3).double()
-    with pytest.raises(LoweringError, match="and its next call would compute something else"):
-        Population([network])(torch.randn(1, 5, 3, dtype=torch.float64))
-
-
-KEPT: dict[str, Any] = {}
-
-
-@pytest.mark.parametrize("place", ["global", "closure", "object"])
-def test_values_that_are_kept_outside_of_the_networks_are_refused(place: str) -> None:
-    features: list[Tensor] = []
-    holder: Any = SimpleNamespace(kept=[])
-
-    def keep(module: nn.Module, inputs: Any, output: Tensor) -> None:
-        if place == "closure":
-            features.append(output)
-        elif place == "object":
-            holder.kept.append(output)
-        else:
-            KEPT["h"] = output
-
-    network = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
-    network[0].register_forward_hook(keep)
-    with pytest.raises(LoweringError, match=r"a value is kept outside of Sequential by .*keep \(.*; return it from"):
-        Population([network])(torch.randn(1, 5, 3))
-    KEPT.clear()
-
-
-@pytest.mark.parametrize("seed", [torch.manual_seed, torch.random.manual_seed])
-def test_seeds_that_forward_sets_are_refused(seed: Callable[[int], Any]) -> None:
-    def compute(net: Any, x: Tensor) -> Tensor:
-        (torch if seed is torch.manual_seed else torch.random).manual_seed(0)
-        return net.lin(x) + torch.randn(3)
-
-    with pytest.raises(LoweringError, match="forward seeds the random numbers of PyTorch"):
-        Population([Memory(compute)])(torch.randn(1, 5, 3, dtype=torch.float64))
-
-
-def test_members_may_have_equal_arrays_queues_and_dataclasses() -> None:
+def test_members_may_have_arrays_and_queues() -> None:
     def make(numbers: Any) -> Any:
         network: Any = Memory(lambda net, x: net.lin(x) * float(net.betas[1]))
         network.betas, network.queue = np.array(numbers), collections.deque([torch.ones(2)])
         return network
 
     x = torch.randn(2, 5, 3, dtype=torch.float64)
-    networks = [make([1.0, 2.0]) for _ in range(2)]
-    torch.testing.assert_close(Population(networks)(x)[1], networks[1](x[1]))
-    for numbers in ([1.0, 3.0], [1.0, 2.0, 3.0], [1, 2]):
-        with pytest.raises(ValueError, match="members 0 and 1 differ in the networks: betas is array"):
-            Population([make([1.0, 2.0]), make(numbers)])
+    for numbers in ([1.0, 2.0], [1.0, 3.0], [1.0, 2.0, 3.0], [1, 2]):  # which differ in a factor at most
+        networks = [make([1.0, 2.0]), make(numbers)]
+        torch.testing.assert_close(Population(networks)(x)[1], networks[1](x[1]))
 
 
 def test_sparse_tensors_are_refused_by_name() -> None:
@@ -295,20 +191,6 @@ def test_assigned_buffers_are_found_by_every_name(compute: Callable[..., Tensor]
         torch.testing.assert_close(population(x), torch.stack([net(x[k]) for k, net in enumerate(networks)]))
         for k, network in enumerate(networks):
             torch.testing.assert_close(population[k].state_dict(), network.state_dict())
-
-
-features: list[Tensor] = []
-
-
-def test_a_global_variable_with_the_name_of_an_attribute_is_not_looked_at() -> None:
-    network: Any = Memory(lambda net, x: net.features(x))
-    network.features = network.lin
-    hook = network.lin.register_forward_hook(lambda module, inputs, output: features.append(output))
-    with pytest.raises(LoweringError, match="a value is kept outside"):
-        Population([network])(torch.randn(1, 5, 3, dtype=torch.float64))
-    hook.remove()
-    assert Population([network])(torch.randn(1, 5, 3, dtype=torch.float64)).shape == (1, 5, 3)
-    features.clear()
 
 
 def test_the_random_state_may_be_kept() -> None:

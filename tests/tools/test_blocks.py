@@ -70,7 +70,7 @@ def test_parts_are_made_once_and_for_all_and_the_rest_is_left_alone(root: Path) 
         "kerasnet/cifar10",
         "lenet5/cifar10",
         "86.25 ± 0.00",
-        "Hulls train without a careful initialization, in every run: holds",
+        "The best activation is a hull, in every column: undecided",
         "device time",
         "is the best of 1 setting",
         "scale=10 per=layer: +0.00 ± 0.00 against the default",

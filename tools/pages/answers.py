@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, mean, stdev
 from typing import Protocol
 
 from hullo.lab.analysis.inference import Comparison, Scores, compare
-from hullo.lab.analysis.power import seeds_needed
+from hullo.lab.analysis.power import MOST_SEEDS, POWER, seeds_needed
 from hullo.lab.analysis.statistics import ALPHA, Interval, p_value
 
 HOLDS, FAILS, OPEN = "holds", "does not hold", "undecided"
-AGREES, UNTESTED = "agrees", "not tested"
+AGREES, UNTESTED, PROVED = "agrees", "not tested", "proved"
 
 
 class Answer(Protocol):
@@ -24,8 +24,8 @@ class Answer(Protocol):
     @property
     def question(self) -> str: ...
     @property
-    def p(self) -> float | None:
-        """Return the p-value before correction for the number of answers; None if nothing is tested."""
+    def p(self) -> tuple[float, float]:
+        """Return two p-values: small ones say that the claim holds here, and that it does not."""
 
     @property
     def by_means(self) -> bool:
@@ -36,10 +36,7 @@ class Answer(Protocol):
         """Return the numbers as text."""
 
     def seeds_needed(self, alpha: float = ALPHA) -> int | None:
-        """Return the number of seeds that would decide if what was seen is true; None if too many or unknown."""
-
-    def judge(self, significant: bool) -> str:
-        """Return the verdict, given whether the corrected p-value is small enough."""
+        """Return the number of fresh seeds that would decide if what was seen is true; None if too many or unknown."""
 
 
 @dataclass(frozen=True)
@@ -71,40 +68,34 @@ class Difference:
         return self.strongest.interval
 
     @property
-    def p(self) -> float:
-        """Return the two-sided p-value.
+    def p(self) -> tuple[float, float]:
+        """Return two-sided p-values.
 
         To exceed several others is to exceed each: the largest p-value counts. To be exceeded by one of k others: k
         times the smallest.
         """
-        return min(1.0, 2 * min(self._sides))
+        above = [found.p if found.interval.mean > 0 else 2 - found.p for found in self.each]
+        holds, fails = min(1.0, max(above)), min(1.0, len(above) * min(2 - p for p in above))
+        differences = self.strongest.differences.values()
+        equal = self.at_least and len(differences) > 1 and not any(differences)
+        return (0.0, 1.0) if equal else (holds, fails)
 
     @property
     def by_means(self) -> bool:
         return self.interval.mean > 0 or (self.at_least and self.interval.mean == 0)
-
-    def judge(self, significant: bool) -> str:
-        if significant:
-            above, below = self._sides
-            return HOLDS if above < below else FAILS
-        differences = self.strongest.differences.values()
-        return HOLDS if self.at_least and len(differences) > 1 and not any(differences) else OPEN
 
     def seeds_needed(self, alpha: float = ALPHA) -> int | None:
         return self.strongest.seeds_needed(alpha if self.by_means else alpha / len(self.each))
 
     @property
     def figures(self) -> list[str]:
-        pair = f"{self.strongest.row} over {self.strongest.other}".removeprefix(self.question).strip()
-        beside = [] if self.published is None else [f"paper {self.published:+.2f}"]
-        return [*filter(None, [pair]), self.interval.spell("+.2f"), *beside]
-
-    @property
-    def _sides(self) -> tuple[float, float]:
-        """Return the one-sided p-values of being above all others, and of being below one."""
-        halves = [(comparison.p / 2, comparison.interval.mean > 0) for comparison in self.each]
-        above = [half if positive else 1 - half for half, positive in halves]
-        return max(above), min(1.0, len(above) * min(1 - p for p in above))
+        pair = f"{self.strongest.row} over {self.strongest.other}"
+        beside = []
+        if self.published is not None:
+            excluded = self.interval.half is not None and not self.interval.covers(self.published)
+            beside = [f"paper {self.published:+.2f}{', excluded' * excluded}"]
+        shown = [] if pair == self.question else [pair.removeprefix(self.question).strip()]
+        return [*shown, self.interval.spell("+.2f"), *beside]
 
 
 def exceed_each(scores: Scores, row: str, others: Sequence[str]) -> tuple[Comparison, ...]:
@@ -137,8 +128,10 @@ class Prediction:
         return Interval.of(self.values, "next")
 
     @property
-    def p(self) -> float:
-        return p_value(self.values, self.published, "next")
+    def p(self) -> tuple[float, float]:
+        """Return 0 for a figure that agrees, which needs no test, and the p-value of one that does not."""
+        p = p_value(self.values, self.published, "next")
+        return float(p <= ALPHA or len(self.values) == 1), p
 
     @property
     def by_means(self) -> bool:
@@ -152,14 +145,6 @@ class Prediction:
             return None
         return seeds_needed(mean(self.values) - self.published, stdev(self.values), alpha, "next")
 
-    def judge(self, significant: bool) -> str:
-        """Return the verdict; a correction makes it harder to disagree, and must not make it easier to agree."""
-        if len(self.values) == 1:
-            return OPEN
-        if significant:
-            return FAILS
-        return AGREES if self.p > ALPHA else OPEN
-
     @property
     def figures(self) -> list[str]:
         found = self.interval
@@ -169,15 +154,17 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Order:
-    """How often one of a pair of runs comes first: an exact sign test, which needs no times of those that never come.
+    """How often one of a pair of runs comes first: an exact sign test, in which never is later than any epoch.
 
     Args:
         question: what is compared.
         times: of both, in each pair; infinite if never.
+        per_seed: the number of pairs that one more seed adds.
     """
 
     question: str
     times: tuple[tuple[float, float], ...]
+    per_seed: int = 1
     experiment: str = "all columns"
 
     @property
@@ -190,11 +177,9 @@ class Order:
         return sum(one != other for one, other in self.times)
 
     @property
-    def p(self) -> float:
-        """Return twice the probability of at least as many firsts by chance: that it comes later is not tested."""
-        count = self.total
-        at_least = sum(math.comb(count, k) for k in range(self.first, count + 1))
-        return min(1.0, 2 * math.ldexp(at_least, -count))
+    def p(self) -> tuple[float, float]:
+        """Return the p-value of coming first more often; the second is 1, as coming later is not tested."""
+        return min(1.0, 2 * _at_least(self.first, self.total, 0.5)), 1.0
 
     @property
     def by_means(self) -> bool:
@@ -205,11 +190,29 @@ class Order:
         never = sum(math.isinf(one) for one, _ in self.times)
         return [f"earlier in {self.first} of {len(self.times)}", f"never in {never}"]
 
-    def judge(self, significant: bool) -> str:
-        return HOLDS if significant else OPEN
+    def seeds_needed(self, alpha: float = ALPHA) -> int | None:
+        if not self.by_means:
+            return None
+        share = self.first / self.total
+        for seeds in range(1, MOST_SEEDS // self.per_seed + 1):
+            pairs = seeds * self.per_seed
+            if _at_least(_fewest_firsts(pairs, alpha), pairs, share) >= POWER:
+                return seeds
+        return None
 
-    def seeds_needed(self, alpha: float = ALPHA) -> None:
-        """Return None: it is not searched for."""
+
+def _fewest_firsts(pairs: int, alpha: float) -> int:
+    """Return how many firsts of so many pairs are significant; more than there are pairs if none is enough."""
+    firsts, tail = pairs + 1, math.comb(pairs, pairs)
+    while 2 * tail <= alpha * 2**pairs:
+        firsts -= 1
+        tail += math.comb(pairs, firsts - 1)
+    return firsts
+
+
+def _at_least(least: int, count: int, share: float) -> float:
+    """Return the probability that at least so many of `count` independent events happen."""
+    return math.fsum(math.comb(count, k) * share**k * (1 - share) ** (count - k) for k in range(least, count + 1))
 
 
 @dataclass(frozen=True)
@@ -231,21 +234,14 @@ class Count:
     having: int
     total: int
     counted: str
-    p: None = None
+
+    @property
+    def p(self) -> tuple[float, float]:
+        return float(self.verdict != HOLDS), float(self.verdict != FAILS)
 
     @property
     def by_means(self) -> bool:
         return self.verdict == HOLDS
 
-    def judge(self, significant: bool) -> str:
-        return self.verdict
-
     def seeds_needed(self, alpha: float = ALPHA) -> None:
         """Return None: runs that differ are a fact, which more seeds do not change."""
-
-
-def decide(answers: Sequence[Answer], adjust: Callable[[Sequence[float]], list[float]]) -> list[str]:
-    """Return the verdict of each answer after a correction of all p-values together."""
-    tested = [i for i, answer in enumerate(answers) if answer.p is not None]
-    adjusted = dict(zip(tested, adjust([answers[i].p or 0.0 for i in tested]), strict=True))
-    return [answer.judge(adjusted.get(i, 1.0) <= ALPHA) for i, answer in enumerate(answers)]

@@ -8,11 +8,11 @@ from hullo.lab.analysis.distance import under
 from hullo.lab.analysis.experiments import Experiment
 from hullo.lab.analysis.power import MOST_SEEDS, detectable_difference
 from hullo.lab.analysis.readings import BEST, READINGS, Reading
-from hullo.lab.analysis.statistics import ALPHA, pooled_deviation
+from hullo.lab.analysis.statistics import pooled_deviation
 from hullo.lab.analysis.tables.markdown import escape, grid
 from hullo.lab.spec import paper
 from hullo.properties import is_monotone
-from pages.answers import AGREES, FAILS, HOLDS, OPEN, Answer, Count, Difference, Prediction
+from pages.answers import AGREES, FAILS, HOLDS, OPEN, Answer, Count, Difference, Order, Prediction
 from pages.verdicts import AFFINE, FIXED, HULLS, Claim, claims, known_layers
 
 
@@ -36,16 +36,17 @@ def summary_table(experiments: Sequence[Experiment]) -> str:
         [escape(claim.statement), f"**{claim.verdict}**", _counts(claim), _needed(claim)]
         for claim in judge(experiments)
     ]
-    return grid(["claim", "verdict", "answers", "seeds needed"], lines)
+    return grid(["claim", "verdict", "answers that hold", "fresh seeds that would decide"], lines)
 
 
 def readings_table(experiments: Sequence[Experiment]) -> str:
-    """Return a line per claim and a column per reading: the verdict, and how many answers hold."""
+    """Return a line per claim that records answer, and a column per reading: the verdict, and how many answers hold."""
     readings = [reading for reading in READINGS.values() if _under(experiments, reading)]
     judged = [judge(experiments, reading) for reading in readings]
     lines = [
         [escape(claims[0].statement), *(f"{claim.verdict}<br>{_counts(claim)}" for claim in claims)]
         for claims in zip(*judged, strict=True)
+        if claims[0].answers
     ]
     counts = [len(_under(experiments, reading)) for reading in readings]
     heads = (f"{r.short}<br>{n} column{'s' * (n > 1)}" for r, n in zip(readings, counts, strict=True))
@@ -53,15 +54,18 @@ def readings_table(experiments: Sequence[Experiment]) -> str:
 
 
 def claims_tables(experiments: Sequence[Experiment]) -> str:
-    """Return each claim under a heading: the verdict, then a line per question and a column per experiment."""
-    return "\n\n".join(map(render_claim, judge(experiments)))
+    """Return each claim that records answer under a heading, and a table of the others."""
+    judged = judge(experiments)
+    others = [[escape(c.statement), f"**{c.verdict}**", c.said] for c in judged if not c.answers]
+    about = "## Proved, or not tested\n\n" + grid(["claim", "verdict", "why"], others)
+    return "\n\n".join([*map(render_claim, (claim for claim in judged if claim.answers)), about])
 
 
 def render_claim(claim: Claim) -> str:
     """Return one claim as Markdown."""
-    said = [f"{claim.said[0].upper()}{claim.said[1:]}.", _counted(claim)]
+    said = [f"{claim.said[0].upper()}{claim.said[1:]}.", *_counted(claim)]
     if needed := _needed(claim):
-        said.append(f"Seeds needed: {needed}.")
+        said.append(f"Fresh seeds that would decide: {needed}.")
     return f"### {escape(claim.statement)}: {claim.verdict}\n\n{' '.join(said)}\n\n{_table(claim)}".rstrip()
 
 
@@ -85,19 +89,17 @@ def _table(claim: Claim) -> str:
     return grid(["", *map(escape, names)], lines) if names else ""
 
 
-def _counted(claim: Claim) -> str:
-    """Return the number of answers that hold: after either correction, and by the means."""
+def _counted(claim: Claim) -> list[str]:
+    """Return how many answers hold, alone and by the means."""
     if not claim.answers:
-        return "There are no such runs."
+        return []
+    said = f"Of {len(claim.answers)}: {_spell(claim.verdicts)}"
     if counts := [answer for answer in claim.answers if isinstance(answer, Count)]:
         having, all_of = sum(count.having for count in counts), sum(count.total for count in counts)
-        counted = f"{having:,} of {all_of:,} {counts[0].counted}"
-        return f"Of {len(claim.answers)}: {_spell(claim.verdicts)}; in all, {counted}."
-    said = f"Of {len(claim.answers)}: {_spell(claim.verdicts)}"
+        return [f"{said}; in all, {having:,} of {all_of:,} {counts[0].counted}."]
     if any(isinstance(answer, Difference) for answer in claim.answers):
-        by_means = _spell([HOLDS for answer in claim.answers if answer.by_means]) or "none"
-        said += f"; at a false discovery rate of 5 %: {_spell(claim.discoveries)}; by the means alone: {by_means}"
-    return f"{said}."
+        said += f"; by the means alone: {_spell([HOLDS for answer in claim.answers if answer.by_means]) or 'none'}"
+    return [f"{said}."]
 
 
 def _spell(verdicts: Sequence[str]) -> str:
@@ -112,10 +114,9 @@ def _spell(verdicts: Sequence[str]) -> str:
 
 
 def _counts(claim: Claim) -> str:
-    verdicts = claim.discoveries if claim.of_most else claim.verdicts
-    fine = sum(verdict in (HOLDS, AGREES) for verdict in verdicts)
-    fails = f", {verdicts.count(FAILS)} not" if FAILS in verdicts else ""
-    return f"{fine} of {len(verdicts)}{fails}" if verdicts else ""
+    fine = sum(verdict in (HOLDS, AGREES) for verdict in claim.verdicts)
+    fails = f", {claim.verdicts.count(FAILS)} not" if FAILS in claim.verdicts else ""
+    return f"{fine} of {len(claim.answers)}{fails}" if claim.answers else "[why](claims.md#proved-or-not-tested)"
 
 
 def _needed(claim: Claim) -> str:
@@ -127,12 +128,8 @@ def _seeds(needed: int | None, answers: Sequence[Answer]) -> str:
     """Return a needed number of seeds as text, also if it is too large to search for, or unknown with one seed."""
     if needed is not None:
         return str(needed)
-    runs = [
-        a.values if isinstance(a, Prediction) else a.strongest.seeds
-        for a in answers
-        if isinstance(a, Difference | Prediction)
-    ]
-    return "unknown" if all(len(seeds) == 1 for seeds in runs) else f"more than {MOST_SEEDS:,}"
+    runs = [a.interval.count for a in answers if isinstance(a, Difference | Prediction)]
+    return "unknown" if runs and max(runs) == 1 else f"more than {MOST_SEEDS:,}"
 
 
 def _cell(claim: Claim, i: int) -> str:
@@ -140,36 +137,28 @@ def _cell(claim: Claim, i: int) -> str:
 
 
 def _verdict(claim: Claim, i: int) -> str:
-    """Return the verdict of an answer; of an undecided one, what else is known."""
+    """Return the verdict of an answer, bold if it stands among all answers; of an undecided one, the seeds needed."""
     answer, verdict = claim.answers[i], claim.verdicts[i]
-    if verdict != OPEN:
-        return f"**{verdict}**"
-    found = claim.discoveries[i]
-    if claim.of_most and found != OPEN:
-        return f"{found} by discovery rate"
+    text = f"**{verdict}**" if claim.certain[i] or verdict == AGREES else verdict
     if isinstance(answer, Count):
-        return verdict
-    also = f", {found} by discovery rate" if found != OPEN else ""
-    needed = _seeds(answer.seeds_needed(claim.alpha), [answer])
-    return f"{verdict}{also}" if needed == "unknown" else f"{verdict}{also}: {needed} seeds"
+        return text
+    p = f", p = {min(answer.p):.2g}" if isinstance(answer, Difference | Order) and min(answer.p) < 1 else ""
+    needed = "" if verdict != OPEN else _seeds(answer.seeds_needed(), [answer])
+    return f"{text}{p}: {needed} seeds" if needed and needed != "unknown" else f"{text}{p}"
 
 
 def power_table(experiments: Sequence[Experiment]) -> str:
     """Return the differences that the seeds of each column can show, pooled over all pairs that claims compare."""
     judged = judge(experiments)
-    largest = max((len(claim.answers) for claim in judged if _compared(claim.answers)), default=1)
     lines = []
     for experiment in experiments:
         answers = [a for claim in judged for a in _compared(claim.answers) if a.experiment == experiment.name]
         deviation = pooled_deviation([*answer.strongest.differences.values()] for answer in answers)
         seeds = max((answer.interval.count for answer in answers), default=0)
         if deviation is not None:
-            levels = [(number, alpha) for number in (seeds, 10) for alpha in (ALPHA, ALPHA / largest)]
-            found = (detectable_difference(deviation, *level) for level in levels)
+            found = (detectable_difference(deviation, number) for number in (seeds, 10, 20))
             lines.append([escape(experiment.name), f"{deviation:.2f}", str(seeds), *(f"{d:.2f}" for d in found)])
-    once, many = "one comparison", f"strictest of {largest}"
-    head = ["column", "deviation", "seeds", once, many, f"10 seeds: {once}", f"10 seeds: {many}"]
-    return grid(head, lines)
+    return grid(["column", "deviation", "seeds", "these seeds", "10 seeds", "20 seeds"], lines)
 
 
 def _compared(answers: Sequence[Answer]) -> list[Difference]:

@@ -6,14 +6,16 @@ import functools
 import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
+from hullo.population.check import check_first_call
 from hullo.population.kernels.side_stream import join
+from hullo.population.population import Population
 
 WARM_UP = 3  # steps before a capture, in which libraries choose and set up their kernels
 MAX_GRAPHS = 8  # of one step: more kinds of inputs than these are not captured
@@ -25,7 +27,7 @@ class Stateful(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
 
-def capture(step: Callable[..., Any], *stateful: Stateful) -> Callable[..., Any]:
+def capture(step: Callable[..., Any], *stateful: Stateful, check: bool = True) -> Callable[..., Any]:
     """Return a function that takes a training step by replaying a CUDA graph; without a GPU, the step itself.
 
     Args:
@@ -33,6 +35,7 @@ def capture(step: Callable[..., Any], *stateful: Stateful) -> Callable[..., Any]
             the update, reads no tensor on the host, and returns tensors or nothing.
         stateful: the objects that the step changes, the population and the optimizer: a call that captures takes a few
             steps to warm up, then restores their state.
+        check: whether to call :meth:`Population.check` on the inputs of the first step.
 
     A graph is captured at the first call, and for inputs of other shapes and types, in training and in evaluation mode,
     at their first call; a smaller last batch has its own graph. After eight graphs a warning says that further kinds of
@@ -55,7 +58,7 @@ def capture(step: Callable[..., Any], *stateful: Stateful) -> Callable[..., Any]
         >>> step(torch.rand(8, 16, 4), torch.rand(8, 16, 1)).shape
         torch.Size([8])
     """
-    return _Captured(step, stateful)
+    return _Captured(step, stateful, check)
 
 
 class _Graph(NamedTuple):
@@ -67,8 +70,9 @@ class _Graph(NamedTuple):
 
 
 class _Captured:
-    def __init__(self, step: Callable[..., Any], stateful: tuple[Stateful, ...]) -> None:
+    def __init__(self, step: Callable[..., Any], stateful: tuple[Stateful, ...], check: bool) -> None:
         self.step, self.stateful = step, stateful
+        self.unchecked = [item for item in stateful if check and isinstance(item, Population)]
         self.graphs: dict[Any, _Graph] = {}
         self.pool: Any = None  # of the memory of all graphs, of which one runs at a time
         self.generations: list[int] = []
@@ -78,7 +82,8 @@ class _Captured:
         inputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         device = inputs[0].device if inputs else self._device
         if not _has_graphs(device):
-            return self.step(*args, **kwargs)
+            with self._checking():
+                return self.step(*args, **kwargs)
         generations = [getattr(item, "generation", 0) for item in self.stateful]
         if generations != self.generations:  # members were dropped, and with them what the graphs read
             self.graphs, self.pool, self.generations = {}, None, generations
@@ -99,6 +104,11 @@ class _Captured:
                 captured.copy_(new)
         found.graph.replay()
         return found.returned
+
+    def _checking(self) -> AbstractContextManager[None]:
+        """Check the populations on their inputs in the first step."""
+        populations, self.unchecked = self.unchecked, []
+        return check_first_call(populations)
 
     @functools.cached_property
     def _device(self) -> torch.device:
@@ -123,7 +133,8 @@ class _Captured:
         def step() -> Any:
             for tensor in inputs:
                 tensor.grad = None
-            return self.step(*args, **kwargs)
+            with self._checking():
+                return self.step(*args, **kwargs)
 
         before = [{name: tensor.clone() for name, tensor in item.state_dict().items()} for item in self.stateful]
         self.pool = self.pool or torch.cuda.graph_pool_handle()

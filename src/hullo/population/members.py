@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import copy
 import functools
 import operator
 import types
@@ -18,7 +18,6 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.utils import parametrize
 
 from hullo.population.sites import BOOKKEEPING, Site, read_own_site, read_site
-from hullo.population.trace.functions import copy_network
 
 
 def make_members(factory: Callable[[], nn.Module], seeds: Sequence[int]) -> list[nn.Module]:
@@ -40,49 +39,56 @@ def fork_rng() -> AbstractContextManager[Any]:
 
 
 def compare(members: Sequence[nn.Module]) -> tuple[list[Site], list[tuple[str, ...]]]:
-    """Check that networks have one architecture.
-
-    Networks may differ in activations and in dropout rates; other differences raise a ValueError that names them.
+    """Check that networks have one architecture; raise a ValueError that names a difference.
 
     Returns:
-        The sites at which the networks differ, and for each network the attributes that differ from those of the first
-        and may be dropout rates.
+        The sites of activations, and for each network a key that is equal for those with equal attributes, empty for
+        those of the first: what differs, and in which network first. Networks of different keys are traced one by one.
     """
     sites: list[Site] = []
-    rates: list[list[str]] = [[] for _ in members]
+    paths: list[str] = []
+    roles = [_Roles(member) for member in members]
     for k, member in enumerate(members):
         _check_member(k, member)
-        _check_hooks(member)
-    _compare("", members, [_Roles(member) for member in members], sites, rates)
+    _compare_modules("", members, roles, sites, paths)
     _check_unshared(members)
-    _check_tied(members, sites)
-    return sites, [tuple(own) for own in rates]
+    keys: list[tuple[str, ...]] = [()]
+    first: dict[tuple[str, ...], int] = {(): 0}  # the first network of each key
+    for k in range(1, len(members)):
+        found = {key: _find_difference(members, roles, j, k, paths) for key, j in first.items()}
+        equal = next((key for key, difference in found.items() if not difference), None)
+        keys.append((found[()], f"member {k}") if equal is None else equal)
+        first.setdefault(keys[-1], k)
+    return sites, keys
 
 
-def _compare(
-    path: str, modules: Sequence[nn.Module], roles: Sequence[_Roles], sites: list[Site], rates: Sequence[list[str]]
+def _compare_modules(
+    path: str, modules: Sequence[nn.Module], roles: Sequence[_Roles], sites: list[Site], paths: list[str]
 ) -> None:
-    """Compare the members' modules at a path, and those inside them."""
+    """Compare the members' modules at a path, and those inside them; collect sites, and the paths of other modules."""
     if site := read_site(path, modules):
         sites.append(site)
         return
-    where = f"module {path!r}" if path else "the networks"
+    paths.append(path)
     for k, other in enumerate(modules[1:], 1):
-        comparison = _Comparison(roles[0], roles[k])
-        if reason := _difference(modules[0], other, comparison):
-            if path and (own := read_own_site(path, modules)):
-                sites.append(own)
-                return
+        reason = _structural_difference(modules[0], other)
+        if not reason and _is_layer(other):
+            reason = _attribute_difference(modules[0], other, _Equality(roles[0], roles[k]))
+        if reason and path and (own := read_own_site(path, modules)):
+            sites.append(own)
+            paths.pop()
+            return
+        if reason:
+            where = f"module {path!r}" if path else "the networks"
             raise ValueError(f"members 0 and {k} differ in {where}: {reason}; give networks of one architecture")
-        rates[k] += [f"{where}: {rate}" for rate in comparison.rates]
     for name, child in modules[0]._modules.items():
         if child is not None:
-            children = [module._modules[name] for module in modules]
-            _compare(f"{path}.{name}" if path else name, children, roles, sites, rates)  # type: ignore[arg-type]
+            children: Any = [module._modules[name] for module in modules]
+            _compare_modules(f"{path}.{name}" if path else name, children, roles, sites, paths)
 
 
-def _difference(first: nn.Module, other: nn.Module, comparison: _Comparison) -> str:
-    """Return the difference of two modules at the same path, except the values of parameters and buffers."""
+def _structural_difference(first: nn.Module, other: nn.Module) -> str:
+    """Return how two modules at the same path differ in class, tensors, mode or modules inside."""
     if _class_of(first) is not _class_of(other):
         names = type(first).__name__, type(other).__name__
         same = " of different code; swap activations in all of them, or in none" if names[0] == names[1] else ""
@@ -98,23 +104,35 @@ def _difference(first: nn.Module, other: nn.Module, comparison: _Comparison) -> 
         return "one is in training mode and one in evaluation mode; call train() or eval() on all members"
     if first._modules.keys() != other._modules.keys():
         return f"only one has the module {min(first._modules.keys() ^ other._modules.keys())!r}"
-    attributes, others = ({k: v for k, v in vars(item).items() if k not in BOOKKEEPING} for item in (first, other))
-    if attributes.keys() != others.keys():
-        return f"only one has the attribute {min(attributes.keys() ^ others.keys())!r}"
-    has_rates = not type(first).__module__.startswith("torch.nn.") or isinstance(first, _DROPOUTS)
-    for name, value in attributes.items():
-        comparison.name = name if has_rates else ""
-        if not comparison.equal(value, others[name]):
-            if isinstance(value, (Tensor, list, tuple, dict)) and type(value) is type(others[name]):
-                return f"{name} holds other values; register tensors as buffers, modules in an nn.ModuleList"
-            if isinstance(value, (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)):
-                return (
-                    f"{name} is {_shorten(value)} in one, a function with other code or other values in the other (to "
-                    "compare activations, use modules such as nn.ReLU)"
-                )
-            return f"{name} is {_shorten(value)} and {_shorten(others[name])}"
+    return ""
+
+
+def _is_layer(module: nn.Module) -> bool:
+    """Return whether a module is one of PyTorch's, without a dropout rate."""
+    return type(module).__module__.startswith("torch.nn.") and not isinstance(module, _DROPOUTS)
+
+
+def _find_difference(
+    members: Sequence[nn.Module], roles: Sequence[_Roles], j: int, k: int, paths: Sequence[str]
+) -> str:
+    """Return the first attribute in which members j and k differ, in modules at some paths."""
+    equality = _Equality(roles[j], roles[k])
+    for path in paths:
+        if reason := _attribute_difference(members[j].get_submodule(path), members[k].get_submodule(path), equality):
+            return f"module {path!r}: {reason}" if path else f"the networks: {reason}"
+    return ""
+
+
+def _attribute_difference(first: nn.Module, other: nn.Module, equality: _Equality) -> str:
+    """Return the first attribute or forward hook in which two modules differ."""
+    one, two = ({k: v for k, v in vars(item).items() if k not in BOOKKEEPING} for item in (first, other))
+    if one.keys() != two.keys():
+        return f"only one has the attribute {min(one.keys() ^ two.keys())!r}"
+    for name, value in one.items():
+        if not equality.holds(value, two[name]):
+            return f"{name} is {_shorten(value)} and {_shorten(two[name])}"
     for name in ("_forward_hooks", "_forward_pre_hooks"):
-        if not comparison.equal(list(getattr(first, name).values()), list(getattr(other, name).values())):
+        if not equality.holds(list(getattr(first, name).values()), list(getattr(other, name).values())):
             return f"they have different {name.strip('_').replace('_', ' ')}"
     return ""
 
@@ -145,24 +163,16 @@ class _Roles(dict[int, str]):
         super().__init__((id(item), name) for name, item in named)
 
 
-class _Comparison:
-    """Compare attributes of two networks by content; registered tensors and modules are equal if their names are.
-
-    Numbers from 0 to 1 may be dropout rates, which may differ: `rates` lists those of attributes. They are not
-    accepted in functions, nor if the `name` of the attribute is empty.
-    """
+class _Equality:
+    """Compare attributes of two networks by content; registered tensors and modules are equal if their names are."""
 
     def __init__(self, first_roles: _Roles, second_roles: _Roles) -> None:
         self.first_roles, self.second_roles = first_roles, second_roles
-        self.name, self.rates = "", list[str]()
         self.seen: dict[tuple[int, int], tuple[Any, Any]] = {}  # keeps the objects alive, and thus their ids unique
 
-    def equal(self, one: Any, other: Any) -> bool:
+    def holds(self, one: Any, other: Any) -> bool:
         """Return whether two attributes are equal."""
         if one is other or (id(one), id(other)) in self.seen:  # there may be reference cycles
-            return True
-        if self.name and _may_be_rates(one, other):
-            self.rates.append(f"{self.name} is {one} and {other}")
             return True
         if type(one) is not type(other):
             return False
@@ -174,36 +184,16 @@ class _Comparison:
             return bool(one == other) or (one != one and other != other)  # nan
         self.seen[id(one), id(other)] = one, other
         if isinstance(one, Mapping):
-            return one.keys() == other.keys() and all(self.equal(one[key], other[key]) for key in one)
+            return one.keys() == other.keys() and all(self.holds(one[key], other[key]) for key in one)
         if isinstance(one, (list, tuple, deque)):
-            return len(one) == len(other) and all(map(self.equal, one, other))
-        parts = _PARTS.get(type(one))
-        if parts is not None:
-            name, self.name = self.name, ""
-            is_equal = all(self.equal(*(part(item) for item in (one, other))) for part in parts)
-            self.name = name
-            return is_equal
-        try:
-            if _are_equal(one, other):
-                return True
-        except Exception:  # noqa: S110  (an object whose == fails is compared by its attributes)
-            pass
-        before = len(self.rates)
-        is_equal = hasattr(one, "__dict__") and self.equal(vars(one), vars(other))
-        by_attributes = "__eq__" not in vars(type(one)) or dataclasses.is_dataclass(one)
-        return is_equal and (by_attributes or len(self.rates) > before)
-
-
-def _are_equal(one: Any, other: Any) -> bool:
-    """Return whether two objects are equal; arrays of NumPy are if all their entries are."""
-    if not (hasattr(one, "dtype") and hasattr(one, "shape")):
-        return bool(one == other)
-    return (one.shape, one.dtype) == (other.shape, other.dtype) and bool((one == other).all())
-
-
-def _may_be_rates(one: Any, other: Any) -> bool:
-    """Return whether two values are different numbers that may be dropout rates."""
-    return {type(one), type(other)} <= {int, float} and one != other and 0 <= one <= 1 and 0 <= other <= 1
+            return len(one) == len(other) and all(map(self.holds, one, other))
+        if type(one) in _PARTS:
+            return all(self.holds(part(one), part(other)) for part in _PARTS[type(one)])
+        if hasattr(one, "dtype") and hasattr(one, "shape"):  # arrays
+            return (one.shape, one.dtype) == (other.shape, other.dtype) and bool((one == other).all())
+        if one == other:  # of classes with an equality of their own
+            return True
+        return hasattr(one, "__dict__") and self.holds(vars(one), vars(other))
 
 
 def _closure(function: Any) -> list[Any]:
@@ -214,13 +204,9 @@ def _closure(function: Any) -> list[Any]:
 _DROPOUTS = (_DropoutNd, nn.MultiheadAttention, nn.RNNBase)
 
 _PARTS: dict[type, tuple[Callable[[Any], Any], ...]] = {
-    types.FunctionType: (
-        *map(operator.attrgetter, ("__code__", "__defaults__", "__kwdefaults__", "__dict__")),
-        _closure,
-        lambda function: id(function.__globals__),
-    ),
+    types.FunctionType: (*map(operator.attrgetter, ("__code__", "__defaults__", "__kwdefaults__")), _closure),
     types.MethodType: (operator.attrgetter("__func__"), operator.attrgetter("__self__")),
-    functools.partial: tuple(map(operator.attrgetter, ("func", "args", "keywords", "__dict__"))),
+    functools.partial: tuple(map(operator.attrgetter, ("func", "args", "keywords"))),
     weakref.ReferenceType: (operator.methodcaller("__call__"),),
 }
 """The parts to compare of objects whose == compares identities."""
@@ -230,9 +216,12 @@ def _check_member(k: int, member: nn.Module) -> None:
     """Raise an error for a network without Python code, or without values."""
     for path, module in member.named_modules():
         is_scripted = isinstance(module, torch.jit.ScriptModule) or type(module).__name__ == "OptimizedModule"
+        what = f"module {path!r} of member {k}" if path else f"member {k}"
         if is_scripted or module._compiled_call_impl is not None:
-            what = f"module {path!r} of member {k}" if path else f"member {k}"
             raise TypeError(f"{what} is compiled, a {type(module).__name__}; give the network before it is compiled")
+        hooked = [name for name, item in module._parameters.items() if item is not None and item._backward_hooks]
+        if module._backward_hooks or module._backward_pre_hooks or hooked:
+            raise ValueError(f"{what} has a backward hook, which a population would not call; remove it")
     for name, tensor in (*member.named_parameters(), *member.named_buffers()):
         if torch.nn.parameter.is_lazy(tensor):
             raise ValueError(f"{name} of member {k} is not initialized yet; call the network once on example inputs")
@@ -240,22 +229,6 @@ def _check_member(k: int, member: nn.Module) -> None:
             raise ValueError(f"{name} of member {k} is on the meta device, without values; make it on a CPU or GPU")
         if tensor.layout != torch.strided:
             raise ValueError(f"{name} of member {k} is sparse; register a dense tensor")
-
-
-def _check_hooks(member: nn.Module) -> None:
-    """Raise an error for hooks that a population cannot call."""
-    for path, module in member.named_modules():
-        where = f"module {path!r}" if path else "the network"
-        hooked = [name for name, item in module._parameters.items() if item is not None and item._backward_hooks]
-        if module._backward_hooks or module._backward_pre_hooks or hooked:
-            what = f"the parameter {hooked[0]!r}" if hooked else "the module"
-            raise ValueError(f"{where} has a backward hook on {what}, which a population would not call; remove it")
-        for hook in module._forward_pre_hooks.values():
-            if type(hook).__module__.startswith("torch.nn.utils."):  # it writes an attribute before each call
-                raise ValueError(
-                    f"{where} has a hook, {type(hook).__name__} of torch.nn.utils, whose results a population cannot "
-                    "copy; use torch.nn.utils.parametrizations instead, or make pruning permanent"
-                )
 
 
 def _check_unshared(members: Sequence[nn.Module]) -> None:
@@ -267,26 +240,6 @@ def _check_unshared(members: Sequence[nn.Module]) -> None:
             if owner != k:
                 raise ValueError(
                     f"members {owner} and {k} share {shared_name}; make a network per member, or copy.deepcopy one"
-                )
-
-
-def _check_tied(members: Sequence[nn.Module], sites: Sequence[Site]) -> None:
-    """Raise an error if parameters of activations are used by other modules, or with other bases."""
-    for k, member in enumerate(members):
-        uses: dict[int, tuple[str, Any]] = {}
-        paths = {site.path: site.activations[k] for site in sites}
-        for name, parameter in member.named_parameters(remove_duplicate=False):
-            path, _, leaf = name.rpartition(".")
-            activation = paths.get(path)
-            use = None
-            if activation is not None:  # it shares all of its parameters, or none
-                others = [id(other) for other in member.get_submodule(path).parameters()]
-                use = (leaf, activation.bases, activation.parametrization, others)
-            first, kind = uses.setdefault(id(parameter), (name, use))
-            if kind != use:
-                raise ValueError(
-                    f"{first} and {name} of member {k} are one parameter, with different uses; only activations of the "
-                    "same bases and parameters may share it"
                 )
 
 
@@ -304,46 +257,12 @@ def aliases_of(member: nn.Module) -> dict[str, str]:
     return {name: first.setdefault(id(tensor), name) for name, tensor in named}
 
 
-def registered_names(member: nn.Module) -> set[str]:
-    """Return the names of a network's parameters, buffers and modules."""
-    named = (*member.named_parameters(), *member.named_buffers(), *member.named_modules())
-    return {name for name, _ in named}
-
-
-def check_memory(member: nn.Module) -> None:
-    """Raise a ValueError if a parameter shares its memory with another tensor, which it would not do in a copy."""
-    named = (*member.named_parameters(), *member.named_buffers())
-    tensors = {name: tensor for name, tensor in named if _has_memory(tensor)}
-    first: dict[int, str] = {}
-    for name, tensor in tensors.items():
-        other = first.setdefault(tensor.data_ptr(), name)
-        if other != name and (tensor.requires_grad or tensors[other].requires_grad):
-            raise ValueError(
-                f"{other} and {name} share their memory, but are not one tensor; tie them by assigning the parameter "
-                "itself instead of its .data"
-            )
-    own = set(map(id, tensors.values()))
-    storages = {tensor.untyped_storage().data_ptr(): name for name, tensor in tensors.items() if tensor.requires_grad}
-    for path, module in member.named_modules():
-        for name, item in vars(module).items():
-            is_other = isinstance(item, Tensor) and id(item) not in own and _has_memory(item)
-            if is_other and (viewed := storages.get(item.untyped_storage().data_ptr())):
-                where = f"{path}.{name}".lstrip(".")
-                raise ValueError(f"{where} is a view of {viewed}, which a copy would not be; make it in forward")
-
-
-def _has_memory(tensor: Tensor) -> bool:
-    if tensor.is_meta or tensor.layout != torch.strided or nn.parameter.is_lazy(tensor) or not tensor.numel():
-        return False
-    return tensor.data_ptr() != 0
-
-
 def empty_copy(member: nn.Module) -> nn.Module:
     """Return a copy of a network with its parameters and buffers on the meta device."""
     memo: dict[int, Any] = {}
     for tensor in (*member.parameters(), *member.buffers()):
         memo[id(tensor)] = _like(tensor, torch.empty_like(tensor, device="meta"))
-    return copy_network(member, memo)
+    return copy.deepcopy(member, memo)
 
 
 def filled_copy(empty: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
@@ -356,7 +275,7 @@ def filled_copy(empty: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
         given = tensors[name].detach()
         values = torch.empty_like(tensor, dtype=given.dtype, device=given.device, requires_grad=False)
         memo[id(tensor)] = _like(tensor, values.copy_(given))
-    return copy_network(empty, memo)
+    return copy.deepcopy(empty, memo)
 
 
 def _like(tensor: Tensor, values: Tensor) -> Tensor:

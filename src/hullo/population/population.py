@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import operator
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 import torch
 import torch.utils._pytree as pytree
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from hullo._compat import are_transforms_active, backward_pass_id, is_exporting
 from hullo.population import checkpoint
 from hullo.population.activations import Activations
+from hullo.population.check import Report, check_population
 from hullo.population.images import AugmentedImages, ImagesValue
 from hullo.population.members import (
     aliases_of,
-    check_memory,
     compare,
     empty_copy,
     filled_copy,
@@ -34,16 +34,13 @@ from hullo.population.rules import Context
 from hullo.population.rules.strides import is_dense
 from hullo.population.sites import share_sites
 from hullo.population.trace.export import register_dataclasses
-from hullo.population.trace.functions import copy_network
 from hullo.population.trace.graph import Graph
-from hullo.population.trace.reader import Reader
+from hullo.population.trace.reader import read_members
 from hullo.population.values import Value
 
 if TYPE_CHECKING:
     from hullo.population.optim import Optimizer
 
-_ORIGINALS: weakref.WeakKeyDictionary[Population, list[weakref.ref[Tensor]]] = weakref.WeakKeyDictionary()
-"""The parameters and buffers of the networks that a population was made of, as long as the user keeps them."""
 MAX_PROGRAMS = 64
 """The largest number of cached graphs: one for each combination of input shapes and training modes."""
 
@@ -55,6 +52,9 @@ class Population(nn.Module):
     apart from random numbers such as those of dropout, and so do its gradients. Members never influence each other.
     They may differ in their weights, activations and dropout rates. Parameters and buffers are stacked, with the
     members in the first dimension.
+
+    The contract: a member's forward computes outputs from inputs, parameters and buffers. It may change buffers. It
+    draws random numbers by torch. :meth:`check` finds out whether members keep it.
 
     Args:
         members: networks of one architecture, which are copied; or a function without arguments that returns one.
@@ -103,9 +103,6 @@ class Population(nn.Module):
         seeds = _read_seeds(range(len(networks)) if seeds is None else seeds)
         if len(seeds) != len(networks):
             raise ValueError(f"{len(networks)} members need as many seeds, got {len(seeds)}")
-        for network in networks:
-            check_memory(network)
-        _ORIGINALS[self] = [weakref.ref(t) for network in networks for t in (*network.parameters(), *network.buffers())]
         sites, self._differences = compare(networks)
         self._sites = share_sites(sites, shared_hulls)
         self._empty = [empty_copy(network) for network in networks]
@@ -212,15 +209,6 @@ class Population(nn.Module):
         # programs hold tensors without values, and are traced again; copies follow the optimizer of this population
         return self.__dict__ | {"_programs": {}, "copies": {}, "optimizers": []}
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Population:
-        for network in self._empty:
-            copy_network(network, memo)  # functions in its attributes come to refer to the copy
-        copied = type(self).__new__(type(self))
-        memo[id(self)] = copied
-        copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))  # type: ignore[no-untyped-call]
-        _ORIGINALS[copied] = _ORIGINALS.get(self, [])
-        return copied
-
     def __iter__(self) -> Iterator[nn.Module]:
         return (self[k] for k in range(len(self)))
 
@@ -228,7 +216,7 @@ class Population(nn.Module):
         """Keep some members, in the given order, and drop the others: `population[0]` is then the first of these.
 
         The rest goes on training where it was. Optimizers of the population follow, and a captured step is
-        captured again.
+        captured again. Make optimizers of torch.optim again: the parameters are new.
 
         Example:
             >>> from torch import nn
@@ -303,14 +291,17 @@ class Population(nn.Module):
 
     def _compute(self, args: tuple[Any, ...], kwargs: dict[str, Any], in_dims: Any) -> Any:
         """Do what `forward` does, without torch.compile."""
-        values, spec = self._wrap(args, kwargs, in_dims)
+        return self._run(*self._wrap(args, kwargs, in_dims))
+
+    def _run(self, values: list[Any], spec: Any, observe: Callable[[fx.Node, Any], None] | None = None) -> Any:
+        """Compute the outputs from the leaves and the structure of the arguments."""
         program, tensors = self._program(values, spec)
         if self.training and backward_pass_id() < 0:  # a backward pass computes a step again
             self.steps.add_(1)
         writes_parameters = any(self._aliases[name] in self._parameter_names for name in program.mutated)
         writes = (writes_parameters, bool(program.writes))
         context = Context(len(self), self.seeds, self.steps, 0, self.first_sample, *writes)
-        run = Run(context, self.activations, self.activations.rows())
+        run = Run(context, self.activations, self.activations.rows(), observe)
         return program.run(run, tensors, values)
 
     def coefficient_parameters(self) -> list[nn.Parameter]:
@@ -337,20 +328,13 @@ class Population(nn.Module):
         The last line has the memory per member: of parameters, and of what a backward pass of these inputs needs.
         """
         program, _ = self._program(*self._wrap(args, kwargs, in_dims))
-        changed = {self._aliases[name] for name in program.mutated}
-        parameters = [parameter for name, parameter in self.stacked.named_parameters() if name in changed]
-        before = [(tensor, tensor.detach().clone()) for tensor in (*self.buffers(), *parameters)]
         own = [*self.parameters(), *self.buffers(), *self.copies.values()]
         given = [item for item in pytree.tree_leaves((args, kwargs)) if isinstance(item, Tensor)]
-        try:
+        with self._keeping_state():
             with record_saved() as saved:
                 output = self(*args, in_dims=in_dims, **kwargs)
             kept = count_bytes([*saved, *own, *given]) - count_bytes([*own, *given])
             del output  # until here, no tensor has the memory of another
-        finally:
-            with torch.no_grad():
-                for tensor, values in before:
-                    tensor.copy_(values)
         sizes = [write_bytes(size / len(self)) for size in (count_bytes(self.parameters()), kept)]
         return f"{program.explain()}\nmemory per member: {sizes[0]} of parameters, {sizes[1]} for a backward pass"
 
@@ -376,6 +360,44 @@ class Population(nn.Module):
     def load(self, path: str | os.PathLike[str], optimizer: Optimizer | None = None) -> None:
         """Load the state that `save` saved, into a population of the same networks; dropped members are dropped."""
         checkpoint.load(path, self, optimizer)
+
+    def check(self, *args: Any, in_dims: Any = 0, **kwargs: Any) -> Report:
+        """Compare some members alone with the population on example inputs; change no state.
+
+        Outputs, gradients and buffers are compared over two successive calls, in training and in evaluation mode,
+        without autocast. The lone members get the random numbers of the population, so dropout is compared, too. A
+        :class:`hullo.population.ContractError` names what differs, by how much, and the first module that does.
+
+        Example:
+            >>> import torch
+            >>> from torch import nn
+            >>> from hullo.population import Population
+            >>> population = Population(lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5)), seeds=range(3))
+            >>> population.check(torch.rand(3, 5, 4)).members
+            [0, 2]
+            >>> class Counting(nn.Linear):
+            ...     calls = 0
+            ...     def forward(self, x):
+            ...         self.calls += 1
+            ...         return super().forward(x) * self.calls
+            >>> Population(lambda: Counting(4, 8), seeds=range(3)).check(torch.rand(3, 5, 4))
+            Traceback (most recent call last):
+                ...
+            hullo.population.check.ContractError: member 0 alone differs from the population, call 2 in training mode...
+        """
+        return check_population(self, args, kwargs, in_dims)
+
+    @contextmanager
+    def _keeping_state(self) -> Iterator[None]:
+        """Restore the parameters and buffers that are changed within the block."""
+        saved = [(tensor, tensor.detach().clone()) for tensor in (*self.parameters(), *self.buffers())]
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for tensor, before in saved:
+                    if not tensor.equal(before):
+                        tensor.copy_(before)
 
     def _wrap(self, args: tuple[Any, ...], kwargs: dict[str, Any], in_dims: Any) -> tuple[list[Any], Any]:
         """Return the leaves of nested arguments, with a value for each tensor, and the spec of their nesting."""
@@ -430,18 +452,15 @@ class Population(nn.Module):
 
     def _read_graph(self, leaves: Sequence[Any], spec: Any) -> Graph:
         """Return the graph of the members for example inputs; raise the networks' own exceptions."""
-        examples = [self._example(item) if isinstance(item, Value) else item for item in leaves]
-        originals = _ORIGINALS.get(self, ())
-        reader = Reader(self.__getitem__, self._sites, self._differences, self.seeds.device, originals)
-        return reader.read(examples, spec)
+        examples = [self._in_own_precision(item).select(0) if isinstance(item, Value) else item for item in leaves]
+        return read_members(self.__getitem__, self._sites, self._differences, self.seeds.device, examples, spec)
 
-    def _example(self, value: Value) -> Tensor:
-        """Return the first member's value; under autocast in the networks' dtype, since autocast is off in a trace."""
-        first = value.select(0)
-        if first.is_floating_point() and torch.is_autocast_enabled(first.device.type):
-            dtype = next((p.dtype for p in self.stacked.parameters() if p.is_floating_point()), first.dtype)
-            return first.to(dtype)
-        return first
+    def _in_own_precision(self, value: Value) -> Value:
+        """Return an input; under autocast in the networks' dtype, since autocast is off in a trace."""
+        if value.dtype.is_floating_point and torch.is_autocast_enabled(value.device.type):
+            dtype = next((p.dtype for p in self.stacked.parameters() if p.is_floating_point()), value.dtype)
+            return Value(value.tensor.to(dtype), value.dim)
+        return value
 
     def unshare(self, names: Iterable[str]) -> None:
         """Give each member its own copy of buffers that the networks change, or that a state has for each member.

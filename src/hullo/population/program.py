@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -53,6 +53,7 @@ class Run:
     context: Context
     activations: Activations
     rows: Sequence[Sequence[Tensor]]  # the coefficients, as `activations.rows` returns them
+    observe: Callable[[fx.Node, Any], None] | None = None  # is called with each node and its value
 
 
 class Program:
@@ -94,6 +95,16 @@ class Program:
         )
         inputs = [self.graph.inputs.get(node.name, ("", "")) for node in changed if node.op == "placeholder"]
         return {name for kind, name in inputs if kind == "tensor"}
+
+    @property
+    def executed(self) -> list[fx.Node]:
+        """Return the nodes in the order in which they are computed, those of regions in their place."""
+        return list(_executed(self.graph.module))
+
+    @property
+    def draws(self) -> list[tuple[fx.Node, int]]:
+        """Return the nodes that may draw random numbers in the order in which they are computed, with their numbers."""
+        return [(node, self.numbers[node]) for node in self.executed if node in self.numbers]
 
     def run(self, run: Run, tensors: Mapping[str, Value], inputs: Sequence[Value]) -> Any:
         """Return the network's outputs, nested as the network returns them, with the members first in each tensor."""
@@ -140,6 +151,8 @@ class Program:
                 env[node] = self._compute(run, node, env)
                 if node in filled:
                     env[node] = map_values(lambda value: value.own(run.context.members), env[node])
+            if run.observe is not None:
+                run.observe(node, env[node])
             for done in last.get(node, ()):
                 env.pop(done, None)
                 env.pop((done, node), None)
@@ -336,6 +349,15 @@ class Program:
 
 _WRONG_IN_VMAP = frozenset({aten.select_scatter.default, aten.index_fill.int_Tensor})
 """Operators whose rules for :func:`torch.vmap` are wrong in PyTorch, up to 2.13."""
+
+
+def _executed(module: fx.GraphModule) -> Iterator[fx.Node]:
+    for node in module.graph.nodes:
+        for item in node.all_input_nodes:
+            part = getattr(module, item.target) if item.op == "get_attr" else None
+            if isinstance(part, fx.GraphModule):
+                yield from _executed(part)
+        yield node
 
 
 def _writes(node: fx.Node) -> bool:

@@ -115,24 +115,17 @@ class Site:
         path: the name of the module.
         activations: one per member.
         inplace: whether the module changes its input, of any member.
-        differs_in_place: whether it does so of some members and not of others.
         is_shared: whether all members share one hull.
-        classes: the class of each member's module.
-        differing: the attributes in which members' modules of one class differ.
     """
 
     path: str
     activations: Sequence[Activation]
     inplace: bool = False
-    differs_in_place: bool = False
     is_shared: bool = False
-    classes: Sequence[type[nn.Module]] = ()
-    differing: frozenset[str] = frozenset()
 
     def keep(self, members: Sequence[int]) -> Site:
         """Return the site of some members."""
-        activations, classes = [self.activations[k] for k in members], [self.classes[k] for k in members]
-        return replace(self, activations=activations, classes=classes)
+        return replace(self, activations=[self.activations[k] for k in members])
 
     @property
     def is_scaled(self) -> bool:
@@ -201,16 +194,8 @@ def read_site(path: str, modules: Sequence[nn.Module]) -> Site | None:
             "of one architecture, whose activations are hulls, those of PyTorch, or modules without parameters and "
             "buffers"
         )
-    inplace = {isinstance(module, InPlace) or bool(getattr(module, "inplace", False)) for module in modules}
-    classes = tuple(map(type, modules))
-    return Site(
-        path,
-        activations,
-        inplace=True in inplace,
-        differs_in_place=len(inplace) > 1,
-        classes=classes,
-        differing=_differing(modules),
-    )
+    inplace = any(isinstance(module, InPlace) or bool(getattr(module, "inplace", False)) for module in modules)
+    return Site(path, activations, inplace=inplace)
 
 
 def read_own_site(path: str, modules: Sequence[nn.Module]) -> Site | None:
@@ -219,21 +204,7 @@ def read_own_site(path: str, modules: Sequence[nn.Module]) -> Site | None:
     activations = [item for item in found if item is not None]
     if len(activations) < len(modules) or any(module._forward_hooks or module._forward_pre_hooks for module in modules):
         return None
-    return Site(path, activations, classes=tuple(map(type, modules)), differing=_differing(modules))
-
-
-def _differing(modules: Sequence[nn.Module]) -> frozenset[str]:
-    """Return the names of attributes, other than tensors and modules, that are not equal in all modules."""
-
-    def is_equal(name: str) -> bool:
-        first, *others = (vars(module).get(name) for module in modules)
-        try:
-            return all(other is first or bool(other == first) for other in others)
-        except Exception:  # an object that cannot be compared
-            return False
-
-    names = {name for module in modules for name in vars(module)} - BOOKKEEPING
-    return frozenset(name for name in names if not is_equal(name))
+    return Site(path, activations)
 
 
 def _check_parametrization(path: str, module: nn.Module) -> None:

@@ -129,27 +129,20 @@ def holm(p_values: Sequence[float]) -> list[float]:
     """
     order = sorted(range(len(p_values)), key=p_values.__getitem__)
     scaled = (min(1.0, (len(order) - rank) * p_values[i]) for rank, i in enumerate(order))
-    return _in_place(order, accumulate(scaled, max))
-
-
-def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
-    """Return p-values adjusted by Benjamini and Hochberg: of those up to alpha an expected share of alpha is wrong.
-
-    In ascending order, adjusted_i = min over j >= i of (m / j) p_j. Valid for comparisons that are independent or
-    positively dependent.
-
-    >>> benjamini_hochberg([0.01, 0.04, 0.03])
-    [0.03, 0.04, 0.04]
-    """
-    order = sorted(range(len(p_values)), key=p_values.__getitem__, reverse=True)
-    count = len(order)
-    scaled = (min(1.0, count / (count - rank) * p_values[i]) for rank, i in enumerate(order))
-    return _in_place(order, accumulate(scaled, min))
-
-
-def _in_place(order: Sequence[int], values: Iterable[float]) -> list[float]:
-    placed = dict(zip(order, values, strict=True))
+    placed = dict(zip(order, accumulate(scaled, max), strict=True))
     return [placed[i] for i in range(len(order))]
+
+
+def partial_conjunction(p_values: Sequence[float], count: int) -> float:
+    """Return the p-value of the claim that at least `count` of several effects are there.
+
+    (m - k + 1) times the k-th smallest of m p-values (Benjamini and Heller, 2008), valid however these depend on each
+    other. That all of them are there has the largest p-value; that one is, m times the smallest.
+
+    >>> partial_conjunction([0.01, 0.04, 0.03], 3), partial_conjunction([0.01, 0.04, 0.03], 2)
+    (0.04, 0.06)
+    """
+    return min(1.0, (len(p_values) - count + 1) * sorted(p_values)[count - 1])
 
 
 @lru_cache

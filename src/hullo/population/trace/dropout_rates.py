@@ -41,7 +41,7 @@ def merge_rates(
 
     Args:
         graphs: the graph of each kind of member, by the attributes in which it differs from the first.
-        differences: these attributes of each member, none for the first.
+        differences: these attributes of each member.
         device: the device of the rates.
     """
     first = graphs[differences[0]]
@@ -51,8 +51,9 @@ def merge_rates(
     for kind, graph in graphs.items():
         different = first_difference(first, nodes[differences[0]], graph, nodes[kind])
         if different is not None:
+            what = (kind or differences[0])[0]
             raise ValueError(
-                f"members 0 and {differences.index(kind)} differ in {kind[0]}, which changes more than the rate of a "
+                f"members 0 and {differences.index(kind)} differ in {what}, which changes more than the rate of a "
                 f"dropout or a factor{at_source(different)}; give networks of one architecture (a rate of zero may "
                 "skip operations: give a small one instead)"
             )

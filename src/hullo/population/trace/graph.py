@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import copy
 import functools
-import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -54,40 +53,6 @@ def _activate(index: int, inplace: bool, input: Tensor) -> Tensor:  # noqa: A002
     return input.copy_(result) if inplace else result
 
 
-class _Placeholder(nn.Module):
-    """Stand for modules of different classes while a network is traced.
-
-    For `isinstance` it is of one member's class; `ask` is called if the network's code has called that.
-    """
-
-    def __init__(self, site: Site, k: int, ask: Callable[[], None]) -> None:
-        super().__init__()
-        self.site, self.member_class, self.ask = site, site.classes[k], ask
-        for activation in site.activations:
-            if activation.parameter is not None:  # found if the network's code reads it
-                self.register_parameter(activation.parameter, nn.Parameter(torch.empty_like(activation.raw)))
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
-        caller = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0]
-        if caller in _INTERNAL:
-            return type(self)
-        self.ask()
-        return self.member_class
-
-    def _get_name(self) -> str:
-        self.ask()
-        return self.member_class.__name__
-
-    def __getattr__(self, name: str) -> Any:
-        if name in self.__dict__.get("_parameters", ()):
-            return super().__getattr__(name)
-        raise AttributeError(
-            f"members differ in the activation {self.site.path!r}, and forward reads its {name!r}; "
-            "population.activations.coefficients has the coefficients of all members"
-        )
-
-
 @dataclass(frozen=True)
 class Graph:
     """Hold the traced graph of a network.
@@ -100,7 +65,6 @@ class Graph:
         written: the nodes whose memory is written to in place, with the ids of that memory.
         rates: the numbers in which members differ, such as dropout rates, by node and position among its arguments; one
             per member.
-        asks_for_class: whether the network's code asks for the class of an activation in which members' classes differ.
     """
 
     module: fx.GraphModule
@@ -108,7 +72,6 @@ class Graph:
     output_spec: Any
     written: Mapping[fx.Node, frozenset[int]]
     rates: Mapping[fx.Node, Mapping[int, Tensor]] = field(default_factory=dict)
-    asks_for_class: bool = False
 
 
 def read_graph(
@@ -116,31 +79,16 @@ def read_graph(
     sites: Sequence[Site],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    k: int,
-    originals: Sequence[Tensor] = (),
     assigned: Collection[str] = (),
 ) -> Graph:
     """Trace a network on example inputs and return its graph; a LoweringError says what cannot be traced, and where.
 
-    Other modules replace those at the sites; they are of the classes that member k has there. The graph is valid only
-    for inputs of the same shapes and for the current modes. `originals` are the parameters and buffers of the user's
-    own networks: a graph that reads one of them is refused. `assigned` are the buffers to which forward assigns other
-    tensors.
+    The graph is valid only for inputs of the same shapes and for the current modes. `assigned` are the buffers to which
+    forward assigns other tensors.
     """
-    _settle(network)
-    questions: list[str] = []
-    network = _with_placeholders(network, sites, k, lambda: questions.append("class"))
-    try:
-        program = export(network, args, kwargs, assigned)
-    except LoweringError as error:
-        missing = re.search(r"object has no attribute '(\w+)'", str(error))
-        if missing and any(missing[1] in site.differing for site in sites):
-            _, at, line = str(error).partition(" (at ")
-            raise LoweringError(
-                f"forward reads {missing[1]!r} of an activation, in which members differ{at}{line}; make a population "
-                "for each value, or keep it in a buffer of the network"
-            ) from error
-        raise
+    disable_layerdrop_and_cache(network)
+    network = _with_placeholders(network, sites)
+    program = export(network, args, kwargs, assigned)
     kinds = torch.export.graph_signature.InputKind
     inputs: dict[str, tuple[str, Any]] = {}
     placeholders = {node.name: node for node in program.graph_module.graph.nodes if node.op == "placeholder"}
@@ -151,7 +99,7 @@ def read_graph(
         elif spec.kind in (kinds.PARAMETER, kinds.BUFFER):
             inputs[spec.arg.name] = ("tensor", spec.target)
         elif spec.kind == kinds.CONSTANT_TENSOR:
-            inputs[spec.arg.name] = _read_constant(program.constants[spec.target], network, originals)
+            inputs[spec.arg.name] = _classify_constant(program.constants[spec.target], network)
         elif spec.kind == kinds.USER_INPUT:
             inputs[getattr(spec.arg, "name", "")] = ("input", None)
         else:
@@ -161,7 +109,7 @@ def read_graph(
             )
     written = rewrite_in_place(program.graph_module)
     _keep_inputs(program.graph_module)
-    return Graph(program.graph_module, inputs, program.call_spec.out_spec, written, asks_for_class=bool(questions))
+    return Graph(program.graph_module, inputs, program.call_spec.out_spec, written)
 
 
 def _keep_inputs(module: fx.GraphModule) -> None:
@@ -177,16 +125,11 @@ def _keep_inputs(module: fx.GraphModule) -> None:
             source.replace_input_with(written, copied)
 
 
-def _read_constant(tensor: Tensor, network: nn.Module, originals: Sequence[Tensor]) -> tuple[str, Any]:
-    """Return what a tensor is that a forward does not read from an attribute of a module: perhaps a parameter."""
+def _classify_constant(tensor: Tensor, network: nn.Module) -> tuple[str, Any]:
+    """Return the source of a tensor that a forward does not read from an attribute of a module: perhaps a parameter."""
     for name, own in (*network.named_parameters(), *network.named_buffers()):
         if _is_same(tensor, own):
             return "tensor", name
-    if any(_is_same(tensor, original) for original in originals):
-        raise LoweringError(
-            f"the forward of {type(network).__name__} uses a tensor of the original network, by a function in an "
-            "attribute or a hook that refers to it, which every copy would do; write a method instead"
-        )
     return "constant", tensor
 
 
@@ -205,19 +148,13 @@ def _remove_unused(node: fx.Node, name: str) -> None:
     node.graph.erase_node(node)
 
 
-def _with_placeholders(network: nn.Module, sites: Sequence[Site], k: int, ask: Callable[[], None]) -> nn.Module:
-    """Replace the forward of modules at sites, and of others that cannot be traced; hide what differs in members."""
+def _with_placeholders(network: nn.Module, sites: Sequence[Site]) -> nn.Module:
+    """Replace the forward of modules at sites, and of others that cannot be traced."""
     modules = [network.get_submodule(site.path) for site in sites]
     places = Counter(map(id, modules))
     for index, (site, module) in enumerate(zip(sites, modules, strict=True)):
-        forward = functools.partial(_activate, index, site.inplace)
         new = copy.copy(module) if places[id(module)] > 1 else module
-        for name in site.differing & vars(new).keys():
-            delattr(new, name)
-        new.forward = forward  # it may be called through a list
-        if len(set(site.classes)) > 1:
-            new = _Placeholder(site, k, ask).train(module.training)
-            new.forward = forward
+        new.forward = functools.partial(_activate, index, site.inplace)
         if not site.path:
             return new
         network.set_submodule(site.path, new)
@@ -244,11 +181,10 @@ class _Zero(float):
         return function(*plain[0], **plain[1])
 
 
-def _settle(network: nn.Module) -> None:
-    """Settle what a forward pass of transformers decides by random numbers, or returns beside tensors.
+def disable_layerdrop_and_cache(network: nn.Module) -> None:
+    """Let models of transformers drop no layer where the rate is zero, and return no cache of keys and values.
 
-    There, layers are dropped if a random number is below a rate, even if that is zero; and decoders return an object
-    with past keys and values by default, which is for inference.
+    Their code compares a random number with the rate even if that is zero.
     """
     configurations = [vars(module)["config"] for module in network.modules() if "config" in vars(module)]
     for owner in (*network.modules(), *configurations):

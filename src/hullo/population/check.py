@@ -1,0 +1,336 @@
+"""Compare members alone with their population: outputs, gradients and buffers."""
+
+from __future__ import annotations
+
+import random
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor, fx, nn
+from torch.nn.utils import stateless
+
+from hullo._compat import without_saved_tensor_hooks
+from hullo.population.draws import SameDraws
+from hullo.population.members import fork_rng
+from hullo.population.program import Program
+from hullo.population.rules import Context
+from hullo.population.trace.export import register_dataclasses
+from hullo.population.trace.graph import disable_layerdrop_and_cache
+from hullo.population.values import Value
+
+if TYPE_CHECKING:
+    from hullo.population.population import Population
+
+CALLS, MOST_MEMBERS = 2, 4
+_Calls = dict[tuple[str, int], list[Tensor]]
+
+
+class ContractError(RuntimeError):
+    """Report a member that computes something else alone than in its population: what, where and by how much."""
+
+
+@dataclass
+class Report:
+    """Hold the members that were compared, and the largest relative difference of each kind."""
+
+    members: Sequence[int]
+    outputs: float = 0.0
+    gradients: float = 0.0
+    buffers: float = 0.0
+
+    def __str__(self) -> str:
+        return (
+            f"members {', '.join(map(str, self.members))} compute the same alone and in the population, over {CALLS} "
+            f"calls in training and in evaluation mode: outputs within {self.outputs:.1e}, gradients within "
+            f"{self.gradients:.1e}, buffers within {self.buffers:.1e}"
+        )
+
+
+class _Difference(Exception):  # noqa: N818  (raised and caught here)
+    """Carry the kind of tensor that differs, its name, and a text that says how it differs."""
+
+    def __init__(self, kind: str, name: str, text: str) -> None:
+        super().__init__(f"{name} {text}")
+        self.kind, self.text = kind, text
+
+
+def check_population(population: Population, args: tuple[Any, ...], kwargs: dict[str, Any], in_dims: Any) -> Report:
+    """Compare some members alone with their population, as :meth:`Population.check` says."""
+    report = Report(_choose(population))
+    values, spec = population._wrap(args, kwargs, in_dims)
+    values = [population._in_own_precision(item) if type(item) is Value else item for item in values]
+    with _undisturbed(population):
+        modes = (population.training, not population.training)
+        programs = []
+        for mode in modes:  # a trace may give each member its own buffers, before they are kept
+            _set_mode(population, mode)
+            programs.append(population._program(values, spec)[0])
+        with population._keeping_state():
+            for mode, program in zip(modes, programs, strict=True):
+                _set_mode(population, mode)
+                _Session(population, program, values, spec).compare(report)
+    return report
+
+
+@contextmanager
+def check_first_call(populations: Iterable[Population]) -> Iterator[None]:
+    """Check each population on the inputs of its first call within the block."""
+    hooks: dict[nn.Module, Any] = {}
+
+    def check(population: Any, args: Any, kwargs: Any) -> None:
+        hooks.pop(population).remove()
+        try:
+            population.check(*args, **kwargs)
+        except torch.OutOfMemoryError:
+            warnings.warn("the population was not checked: there is too little memory to compare it", stacklevel=2)
+
+    for population in populations:
+        hooks[population] = population.register_forward_pre_hook(check, with_kwargs=True)
+    try:
+        yield
+    finally:
+        for hook in hooks.values():
+            hook.remove()
+
+
+def _choose(population: Population) -> list[int]:
+    """Return some members: the first of each set of activation classes and rates, and the last."""
+    kinds: dict[Any, int] = {}
+    for k, network in enumerate(population._empty):
+        modules = [network.get_submodule(site.path) for site in population._sites]
+        classes = [(type(module), getattr(module, "inplace", False)) for module in modules]
+        kinds.setdefault((*classes, *population._differences[k]), k)
+    return sorted({*list(kinds.values())[: MOST_MEMBERS - 1], len(population) - 1})
+
+
+def _set_mode(population: Population, mode: bool) -> None:
+    if population.training is not mode:  # modules that were given another mode keep it in the current one
+        population.train(mode)
+
+
+@contextmanager
+def _undisturbed(population: Population) -> Iterator[None]:
+    """Keep the modes and all generators; compute with the parameters themselves, without autocast."""
+    modes = [(module, module.training) for part in (population, population._empty[0]) for module in part.modules()]
+    copies, population.copies = population.copies, {}
+    state, numpy = random.getstate(), sys.modules.get("numpy")
+    numbers = None if numpy is None else numpy.random.get_state(legacy=False)
+    autocast = torch.autocast(population.seeds.device.type, enabled=False)
+    try:
+        with fork_rng(), autocast, torch.inference_mode(False), torch.enable_grad(), without_saved_tensor_hooks():
+            yield
+    finally:
+        population.copies = copies
+        for module, mode in modes:
+            module.training = mode
+        random.setstate(state)
+        if numpy is not None:
+            numpy.random.set_state(numbers)
+
+
+class _Session:
+    """Call a population and members alone on the same inputs, in one mode."""
+
+    def __init__(self, population: Population, program: Program, values: Sequence[Any], spec: Any) -> None:
+        self.population, self.program, self.values, self.spec = population, program, values, spec
+        self.shared = tuple(f"{site.path}." for site in population._sites if site.is_shared)
+
+    def compare(self, report: Report) -> None:
+        """Raise a ContractError for the first difference of a member alone; else note the differences."""
+        alone = {k: self._make(k) for k in report.members}
+        for call in range(1, CALLS + 1):
+            outputs = self._call_population()
+            gradients = _differentiate(outputs, dict(self.population.named_parameters()), len(self.population))
+            holding = stateless._reparametrize_module(self.population, gradients)
+            with holding:  # its members hold their gradients
+                own = {k: dict(self.population[k].named_parameters()) for k in alone}
+            for k, network in alone.items():
+                where = f"call {call} in {'training' if self.population.training else 'evaluation'} mode"
+                try:
+                    self._compare_member(report, k, network, outputs, own[k])
+                except _Difference as found:
+                    module = "" if found.kind == "gradients" else self._locate(k, call)
+                    raise ContractError(
+                        f"member {k} alone differs from the population, {where}: {found}{module}; {_advise(found.kind)}"
+                    ) from None
+
+    def _compare_member(
+        self, report: Report, k: int, network: nn.Module, outputs: Any, gradients: Mapping[str, Tensor]
+    ) -> None:
+        alone = self._call_alone(k, network)
+        named = {f"output {i}": item for i, item in enumerate(_tensors(alone))}
+        found = {f"output {i}": item[k] for i, item in enumerate(_tensors(outputs))}
+        report.outputs = max(report.outputs, _compare("outputs", found, named))
+        member = self.population[k]
+        report.buffers = max(
+            report.buffers, _compare("buffers", dict(member.named_buffers()), dict(network.named_buffers()))
+        )
+        parameters = {  # the gradient of a shared hull is a sum over members
+            name: item
+            for name, item in network.named_parameters()
+            if item.requires_grad and not name.startswith(self.shared)
+        }
+        expected = _differentiate(alone, parameters)
+        report.gradients = max(report.gradients, _compare("gradients", gradients, expected))
+
+    def _make(self, k: int) -> nn.Module:
+        network = self.population[k]
+        disable_layerdrop_and_cache(network)
+        return network
+
+    def _call_population(self, observe: Callable[[fx.Node, Any], None] | None = None) -> Any:
+        values = [_copy(item) if type(item) is Value else item for item in self.values]
+        return self.population._run(values, self.spec, observe)
+
+    def _call_alone(self, k: int, network: nn.Module) -> Any:
+        """Call a member with the random numbers of the last call of the population."""
+        leaves = [_copy(item).select(k) if isinstance(item, Value) else item for item in self.values]
+        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
+        population, span = self.population, slice(k, k + 1)
+        context = Context(1, population.seeds[span], population.steps[span], first=population.first_sample)
+        try:
+            with SameDraws(self.program.draws, context):
+                result = network(*args, **kwargs)
+        except Exception as error:
+            raise _Difference("outputs", "it", f"raises {type(error).__name__}: {error}") from error
+        register_dataclasses(result)
+        return result
+
+    def _locate(self, k: int, call: int) -> str:
+        """Return the first module whose output differs in a call, if there is one, from the current state on."""
+        network, counts, alone, nodes = self._make(k), Counter[str](), _Calls(), dict[fx.Node, Tensor]()
+        names = {module: path for path, module in network.named_modules()}
+
+        def record(module: nn.Module, inputs: Any, output: Any) -> None:
+            path = names[module]
+            alone[path, counts[path]] = [item.detach().clone() for item in _tensors(output)]
+            counts[path] += 1
+
+        def observe(node: fx.Node, value: Any) -> None:
+            if isinstance(value, Value):
+                nodes[node] = value.select(k).detach().clone()
+
+        for _ in range(call):
+            counts.clear()
+            self._call_population(observe)
+            hooks = [module.register_forward_hook(record) for module in names]
+            try:
+                self._call_alone(k, network)
+            except _Difference:
+                return ""
+            finally:
+                for hook in hooks:
+                    hook.remove()
+        made = _outputs_by_module(self.program)
+        for (path, number), expected in alone.items():
+            found = [nodes[node] for node in made.get((path, number), ()) if node in nodes]
+            if len(found) == len(expected):
+                try:
+                    _compare("outputs", dict(enumerate(found)), dict(enumerate(expected)))
+                except _Difference as difference:
+                    kind = type(network.get_submodule(path)).__name__
+                    return f"; the first module that differs is {path!r} ({kind}), which {difference.text}"
+        return ""
+
+
+def _advise(kind: str) -> str:
+    if kind == "gradients":
+        return (
+            "the derivative of forward is that of its operations: write others as x + (f(x) - x).detach(), without a "
+            "torch.autograd.Function or a hook, and take derivatives outside of forward"
+        )
+    return (
+        "forward may compute with inputs, parameters and buffers, change buffers, and draw random numbers by torch; "
+        "let what it keeps be a buffer, and what it reads elsewhere an input"
+    )
+
+
+def _copy(value: Value) -> Value:
+    tensor = value.tensor.detach().clone()
+    return Value(tensor.requires_grad_(value.tensor.requires_grad), value.dim)
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [item for item in pytree.tree_leaves(tree) if isinstance(item, Tensor)]
+
+
+def _differentiate(outputs: Any, parameters: Mapping[str, Tensor], members: int = 0) -> dict[str, Tensor]:
+    """Return the gradients of a sum of outputs with fixed random weights, the same for all members."""
+    chosen, weights = [], []
+    for i, y in enumerate(_tensors(outputs)):
+        shape = y.shape[1:] if members else y.shape
+        weight = torch.randn(shape, generator=torch.Generator().manual_seed(i)).to(y)
+        if y.requires_grad:
+            chosen.append(y)
+            weights.append(weight.expand(y.shape))
+    result = {name: torch.zeros_like(item) for name, item in parameters.items()}
+    learned = [name for name, item in parameters.items() if item.requires_grad]
+    if chosen and learned:
+        gradients = torch.autograd.grad(chosen, [parameters[name] for name in learned], weights, allow_unused=True)
+        found = zip(learned, gradients, strict=True)
+        result.update({name: gradient.to_dense() for name, gradient in found if gradient is not None})
+    return result
+
+
+def _compare(kind: str, found: Mapping[Any, Tensor], expected: Mapping[Any, Tensor]) -> float:
+    """Return the largest relative difference of tensors, as norms; raise a difference beyond rounding.
+
+    A tensor that is zero but for rounding is compared with the largest of its kind.
+    """
+    if len(found) < len(expected):
+        raise _Difference(kind, "it", f"has {len(expected)} {kind} alone, {len(found)} in the population")
+    wide = {name: (found[name].detach().double(), item.detach().double()) for name, item in expected.items()}
+    largest = max((float(pair[1].nan_to_num(0, 0, 0).norm()) for pair in wide.values()), default=0.0)
+    worst = 0.0
+    for name, (one, other) in reversed(wide.items()) if kind == "gradients" else wide.items():
+        what = f"{kind[:-1]} of {name}" if kind == "gradients" else f"buffer {name}" if kind == "buffers" else name
+        if one.shape != other.shape:
+            shapes = f"{tuple(other.shape)} alone, {tuple(one.shape)} in the population"
+            raise _Difference(kind, what, f"has shape {shapes}")
+        is_same = (one == other) | (one.isnan() & other.isnan())
+        apart = torch.where(is_same, 0.0, one - other).nan_to_num(torch.inf, torch.inf, torch.inf)
+        eps = _precision(expected[name])
+        size = max(float(other.nan_to_num(0, 0, 0).norm()), 100 * eps**0.5 * largest, 1e-30)
+        relative = float(apart.norm()) / size
+        if relative > eps**0.5:
+            share = f"{relative:.2%} of its norm" if other.any() else "and is zero alone"
+            raise _Difference(kind, what, f"differs by {float(apart.abs().max()):.2g} at most, {share}")
+        worst = max(worst, relative)
+    return worst
+
+
+def _precision(tensor: Tensor) -> float:
+    """Return the relative rounding error of a number; GPUs may compute products of float32 with fewer digits."""
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return 1e-6
+    is_short = tensor.is_cuda and tensor.dtype == torch.float32
+    return torch.finfo(torch.float16 if is_short else tensor.dtype).eps
+
+
+def _outputs_by_module(program: Program) -> dict[tuple[str, int], list[fx.Node]]:
+    """Return the nodes whose values leave each call of a module, by its path and the number of the call."""
+    root = program.graph.module.graph
+    inside: dict[str, list[fx.Node]] = {}
+    paths: dict[str, str] = {}
+    for node in program.executed:
+        for key, (path, _) in node.meta.get("nn_module_stack", {}).items():
+            inside.setdefault(key, []).append(node)
+            paths[key] = path
+    counts, result = Counter[str](), dict[tuple[str, int], list[fx.Node]]()
+    for key, nodes in inside.items():
+        own = set(nodes)
+        leaving = [
+            node
+            for node in nodes
+            if any(user not in own and (user.op != "output" or node.graph is root) for user in node.users)
+        ]
+        result[paths[key], counts[paths[key]]] = leaving
+        counts[paths[key]] += 1
+    return result

@@ -1,0 +1,235 @@
+"""`check` agrees with networks that keep the contract, and names the module and the size of what differs."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import plain_networks
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from trained_alone import ACTIVATIONS, inputs_of, make
+
+import hullo
+from hullo.population import SGD, ContractError, Population, capture
+
+
+@pytest.mark.parametrize("kind", [plain_networks.MLP, plain_networks.GPT, plain_networks.ResNet, plain_networks.UNet])
+def test_networks_that_keep_the_contract_agree_to_rounding(kind: type[nn.Module]) -> None:
+    population = Population(make(kind, ACTIVATIONS))
+    report = population.check(inputs_of(kind, len(population))[0])
+    assert report.members[-1] == len(population) - 1
+    assert report.outputs < 1e-12
+    assert report.gradients < 1e-8
+    assert report.buffers < 1e-12
+
+
+class Noisy(nn.Module):
+    """Draw random numbers by many functions of PyTorch, in several regions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(4, 4, 2, dropout=0.5, batch_first=True)
+        self.block = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.3, batch_first=True)
+        self.drops = nn.Sequential(nn.RReLU(), nn.AlphaDropout(0.3), nn.Dropout1d(0.2), nn.FeatureAlphaDropout(0.2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.drops(self.block(self.lstm(x)[0]))
+        y = y + torch.randn_like(y) + torch.rand(4) + torch.rand(5, 1) * torch.empty_like(y).bernoulli_(0.5)
+        with torch.no_grad():
+            z = F.gumbel_softmax(y) * torch.empty(4).normal_() + torch.normal(0.0, 1.0, (4,))
+        scale = torch.distributions.Normal(y, 1.0).rsample()
+        return F.dropout(y + z, 0.3, self.training, inplace=True) * scale
+
+
+def test_random_numbers_alone_are_those_of_the_population() -> None:
+    report = Population(Noisy, seeds=range(3)).check(torch.randn(3, 2, 5, 4))
+    assert report.outputs < 1e-5
+    assert report.gradients < 1e-4
+
+
+class Inner(nn.Module):
+    """Apply a function to a layer's output."""
+
+    def __init__(self, function: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.function, self.calls, self.items = nn.Linear(4, 4), function, 0, list[Tensor]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, self.layer(x))
+
+
+def network(function: Callable[[Any, Tensor], Tensor]) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), Inner(function), nn.Linear(4, 4))
+
+
+def test_state_modes_and_generators_stay_as_they_are() -> None:
+    population = Population(lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)), seeds=range(2))
+    population(torch.randn(2, 5, 4))
+    population.copies = {"0.weight": population.stacked.get_parameter("0.weight").detach().bfloat16()}
+    x, copies, state = torch.randn(5, 4).bfloat16(), population.copies, copy.deepcopy(population.state_dict())
+    generators = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)["state"]["key"].tolist()
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        population.check(x, in_dims=None)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in population.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), generators[0])
+    assert random.getstate() == generators[1]
+    assert np.random.get_state(legacy=False)["state"]["key"].tolist() == generators[2]
+    assert population.copies is copies
+    assert population.training
+
+
+class Summing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.act = nn.Linear(3, 3), hullo.AffineHull("relu", "tanh")
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, x: Tensor, weights: dict[str, Tensor], *, scale: Tensor) -> dict[str, Any]:
+        y = self.act(self.first(x)) * weights["w"]
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * y.detach().mean(0)
+        return {"y": y * scale - self.mean, "index": y.argmax(-1), "size": len(x)}
+
+
+def test_nested_arguments_assigned_buffers_and_shared_hulls_are_compared() -> None:
+    population = Population([Summing() for _ in range(3)], shared_hulls=["act"])
+    x, weights = torch.randn(3, 5, 3), {"w": torch.randn(3)}
+    assert population.check(x, weights, in_dims=(0, None), scale=torch.ones(3)).buffers < 1e-5
+
+
+def test_capture_checks_the_first_step_alone() -> None:
+    shared: list[int] = []
+
+    def count(inner: Any, x: Tensor) -> Tensor:
+        shared.append(1)
+        return x * len(shared)
+
+    def take_step(x: Tensor) -> Tensor:
+        loss = population(x).square().sum()
+        loss.backward()
+        return loss.detach()
+
+    population = Population([network(count), network(count)])
+    optimizer, x = SGD(population, lr=0.1), torch.randn(2, 5, 4)
+    with pytest.raises(ContractError):
+        capture(take_step, population, optimizer)(x)
+    assert capture(take_step, population, optimizer, check=False)(x).isfinite()
+    kept = Population([nn.Linear(4, 4), nn.Linear(4, 4)])
+    step = capture(lambda x: kept(x), kept)
+    step(x)
+    used = len(kept._programs)
+    step(x)
+    assert len(kept._programs) == used == 2
+
+
+def count(inner: Any, x: Tensor) -> Tensor:
+    inner.calls += 1
+    return x * inner.calls
+
+
+def grow(inner: Any, x: Tensor) -> Tensor:
+    inner.items.append(x.detach().mean(0))
+    return x + sum(inner.items)
+
+
+def draw(inner: Any, x: Tensor) -> Tensor:
+    return x + float(np.random.rand())
+
+
+def toss(inner: Any, x: Tensor) -> Tensor:
+    return x + random.random()
+
+
+SHARED = {"calls": 0}
+
+
+def share(inner: Any, x: Tensor) -> Tensor:
+    SHARED["calls"] += 1
+    return x * SHARED["calls"]
+
+
+@pytest.mark.parametrize("function", [count, grow, draw, toss, share])
+def test_what_breaks_the_contract_is_found_and_its_module_named(function: Callable[[Any, Tensor], Tensor]) -> None:
+    with pytest.raises(ContractError, match=r"call \d in training mode.*'1' \(Inner\), which differs by [\d.]+"):
+        Population([network(function), network(function)]).check(torch.randn(2, 5, 4))
+
+
+def test_state_that_matters_in_evaluation_alone_is_found() -> None:
+    def remember(inner: Any, x: Tensor) -> Tensor:
+        if inner.training:
+            return x
+        inner.calls += 1
+        return x * inner.calls
+
+    with pytest.raises(ContractError, match=r"call 2 in evaluation mode.*'1' \(Inner\)"):
+        Population([network(remember)]).check(torch.randn(1, 5, 4))
+
+
+class Sign(torch.autograd.Function):
+    """A sign with the gradient of the identity."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.sign()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def hook(inner: Any, x: Tensor) -> Tensor:
+    x.register_hook(lambda gradient: 2 * gradient)  # type: ignore[no-untyped-call]
+    return x
+
+
+def infer(inner: Any, x: Tensor) -> Tensor:
+    with torch.inference_mode():
+        y = inner.layer(x)
+    return x + y.clone()
+
+
+@pytest.mark.parametrize("function", [lambda inner, x: Sign.apply(x), hook, infer])
+def test_derivatives_that_are_not_those_of_the_operations_are_found(function: Callable[[Any, Tensor], Tensor]) -> None:
+    with pytest.raises(ContractError, match=r"gradient of 1\.layer\.bias differs by"):
+        Population([network(function)]).check(torch.randn(1, 5, 4))
+
+
+class Asking(nn.Module):
+    """Compute other operations for another class or another setting of an activation."""
+
+    def __init__(self, act: nn.Module, question: Callable[[Any], bool]) -> None:
+        super().__init__()
+        self.layer, self.act, self.question = nn.Linear(4, 4), act, question
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        z = self.act(y)
+        return y + z if self.question(self.act) else z
+
+
+@pytest.mark.parametrize(
+    ("acts", "question"),
+    [
+        ((nn.ReLU(), nn.Tanh()), lambda act: isinstance(act, nn.ReLU)),
+        ((nn.Tanh(), nn.ReLU()), lambda act: type(act) is nn.ReLU),
+        ((nn.LeakyReLU(0.1), nn.LeakyReLU(0.5)), lambda act: act.negative_slope > 0.3),
+        ((nn.ReLU(inplace=True), nn.Tanh()), lambda act: True),  # changes what is read again, in the first alone
+    ],
+)
+def test_members_whose_code_depends_on_their_activation_are_found(
+    acts: tuple[nn.Module, nn.Module], question: Callable[[Any], bool]
+) -> None:
+    population = Population([Asking(act, question) for act in acts])
+    with pytest.raises(ContractError, match="member 1 alone differs"):
+        population.check(torch.randn(5, 4), in_dims=None)
+
+
+def test_networks_may_ask_for_what_all_activations_have_in_common() -> None:
+    networks = [Asking(nn.ReLU(), lambda act: isinstance(act, nn.ReLU)) for _ in range(2)]
+    assert Population(networks).check(torch.randn(5, 4), in_dims=None).outputs < 1e-5
