@@ -281,7 +281,10 @@ def tune(bench: Bench) -> None:
 def main(arguments: list[str] | None = None) -> None:
     bench = Bench(__doc__)
     bench.parser.add_argument("--tune", action="store_true", help="measure the kernels at several sizes of their tiles")
-    if bench.start(arguments).tune:
+    options = bench.start(arguments)
+    if bench.tiny:
+        raise SystemExit("this benchmark needs a GPU; PyTorch finds none")
+    if options.tune:
         tune(bench)
     else:
         bench.run(PARTS)

@@ -2,8 +2,7 @@
 
 Every row has the median time of a variant beside its floor: the fewest bytes that must move, over the bandwidth of a
 large copy. Tensors are reused at once, as in training, so small ones may be in the cache. A part that fails is
-reported and the others continue; parts that would start after --seconds are skipped. Without a GPU the benchmarks
-need small --members and --batch-size, and measure plain PyTorch alone.
+reported and the others continue; parts that would start after --seconds are skipped.
 """
 
 from __future__ import annotations
