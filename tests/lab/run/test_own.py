@@ -29,6 +29,17 @@ def test_class_without_test_samples_is_reported_in_a_line() -> None:
     assert result.stderr.splitlines()[0].startswith("warning: rare.npz: y_test: no samples of class 2;")
 
 
+@pytest.mark.filterwarnings("default")
+def test_network_that_returns_probabilities_is_warned_of() -> None:
+    Path("soft.py").write_text(
+        "from torch import nn\n\n\ndef Net(in_channels, num_classes):\n"
+        "    return nn.Sequential(nn.Linear(in_channels, num_classes), nn.Softmax(-1))\n"
+    )
+    result = invoke("train", "soft.py:Net", "features.npz", "--epochs", 1)
+    assert result.exit_code == 0, result.output
+    assert [line for line in result.stderr.splitlines() if "remove the softmax" in line]
+
+
 @pytest.mark.parametrize(
     ("network", "data", "activation", "learned"),
     [
