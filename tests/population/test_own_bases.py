@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hullo import AffineHull, Base
+from hullo import AffineHull, add_base
 from hullo.population import Population
 from hullo.population.regroup import join_members, split_members
 
@@ -52,7 +52,7 @@ def test_a_base_is_computed_for_members_that_use_it() -> None:
         sizes.append(x.numel())
         return x.sin()
 
-    base = Base("wave", wave, lambda x, y: x.cos(), 0.0, (1.0, 1.0), (-1.0, 1.0))
+    base = add_base("wave", wave, torch.cos)
     networks = [nn.Sequential(nn.Linear(3, 4), nn.Tanh()), nn.Sequential(nn.Linear(3, 4), AffineHull(["tanh", base]))]
     population = Population([copy.deepcopy(networks[k]) for k in (0, 1, 0, 0, 1)])
     x = torch.randn(5, 6, 3)

@@ -68,8 +68,8 @@ class _CombineBiased(torch.autograd.Function):
         x, bias, rows = ctx.saved_tensors
         if torch.is_grad_enabled():  # the gradients are differentiated, too, by kernels of their own
             spec = CombineSpec(ctx.bases, get_parametrization("given"), channel_dim=0)
-            dx, drows = backward(gradient, x if bias is None else x + bias.unsqueeze(1), rows, spec, "triton")
-            return dx, None if bias is None else dx.sum(1), drows if ctx.needs_input_grad[2] else None, None
+            dx, of_rows = backward(gradient, x if bias is None else x + bias.unsqueeze(1), rows, spec, "triton")
+            return dx, None if bias is None else dx.sum(1), of_rows if ctx.needs_input_grad[2] else None, None
         members, height, columns = x.shape
         constants = _constants(x, bias, rows)
         tiles, lanes = triton.cdiv(height, constants["ROWS"]), triton.cdiv(columns, constants["COLUMNS"])
