@@ -55,6 +55,7 @@ def of_columns(make: Callable[[Sequence[Experiment]], str]) -> Part:
 
 PARTS: dict[str, Part] = {
     "gains": of_columns(gains_table),
+    "gains-brief": of_columns(lambda experiments: gains_table(experiments, brief=True)),
     "table": of_columns(glance_table),
     "details": of_columns(detailed_tables),
     "readings": of_columns(readings_tables),

@@ -18,8 +18,13 @@ NOTE = (
 )
 
 
-def gains_table(experiments: Sequence[Experiment]) -> str:
-    """Return the chosen fixed activation, the chosen hull and the gain of the hull in each experiment that has both."""
+def gains_table(experiments: Sequence[Experiment], *, brief: bool = False) -> str:
+    """Return the chosen fixed activation, the chosen hull and the gain of the hull in each experiment that has both.
+
+    Args:
+        experiments: columns of the paper's table.
+        brief: leave out how accuracies were read and which machines made the runs.
+    """
     shown = [(e, found) for e in experiments if (found := compare(e.accuracies, HULLS, FIXED))]
     if not shown:
         return ""
@@ -35,7 +40,7 @@ def gains_table(experiments: Sequence[Experiment]) -> str:
     )
     readings = dict.fromkeys(e.reading.sentence for e, _ in shown)
     made = origin(record for e, _ in shown for record in e.records)
-    about = " ".join([NOTE, *readings, made])
+    about = NOTE if brief else " ".join([NOTE, *readings, made])
     return f"{grid([escape(title) for title in HEAD], lines)}\n\n<sub>{escape(about)}</sub>"
 
 
