@@ -302,7 +302,7 @@ def _replace(network: nn.Module, activation: ActivationSpec, example: Tensor, ow
     """Replace every activation of a network; an error says how to train it otherwise."""
     try:
         with own.explain():
-            apply_activation(network, activation, example if activation.per == "channel" else None)
+            apply_activation(network, activation, example)
     except ValueError as error:
         raise ValueError(
             f"cannot replace the activations of {own.attribute} of {own.path.name} by {activation}: {error}; give the "

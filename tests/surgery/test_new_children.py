@@ -94,55 +94,7 @@ class Net(Base):
 """,
         tmp_path,
     )
-    result = set(assert_right_or_refused(space["Net"], torch.randn(3, 4)))
-    assert result - {"inner.act"} == {"tanh_1"}  # one in the place of act is no new child
-
-
-SORTED = {  # loops that only look at modules of some types, and whether a hull makes no difference to them
-    "sum(1 for part in self.modules() if isinstance(part, nn.Linear))": True,
-    "len([part for _, part in self.named_modules() if isinstance(part, (nn.Linear, nn.Tanh)) and part.training])": True,
-    "len([part for part in self.modules() if isinstance(part, nn.Module)])": False,
-    "len([part for part in self.modules() if isinstance(part, nn.ModuleDict)])": False,
-    "len([part for part in self.modules() if not isinstance(part, nn.Linear)])": False,
-    "len([part for part in self.modules() if isinstance(part, nn.Linear) or part.training])": False,
-    "len([isinstance(part, nn.Linear) for part in self.modules()])": False,
-    "all(isinstance(part, (nn.Linear, Net, nn.ModuleList)) for part in self.modules())": False,
-    "self.count()": True,
-    "self.count_others()": False,
-}
-
-
-@pytest.mark.parametrize("loop", SORTED)
-def test_loops_over_modules_of_given_types(loop: str, tmp_path: Path) -> None:
-    net = imported(
-        f"""
-class Net(Base):
-    def count(self):
-        n = 0
-        for name, part in self.named_modules():
-            if isinstance(part, nn.Linear):
-                n += 1
-            if isinstance(part, nn.ModuleList):
-                n += 1
-        return n
-
-    def count_others(self):
-        n = 0
-        for part in self.modules():
-            if isinstance(part, nn.Linear):
-                n += 1
-            else:
-                n += 2
-        return n
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = F.relu(layer(x))
-        return torch.tanh(x) * ({loop})
-""",
-        tmp_path,
-    )["Net"]
-    assert len(assert_right_or_refused(net, torch.randn(3, 4))) == (4 if SORTED[loop] else 0)
+    assert "tanh_1" in assert_right_or_refused(space["Net"], torch.randn(3, 4))
 
 
 def test_children_keep_their_order() -> None:
