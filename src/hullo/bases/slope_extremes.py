@@ -1,10 +1,9 @@
 """Compute the minimum and maximum slope of a combination of bases by branch and bound, with guaranteed accuracy.
 
 The slope of a combination is the combination of slopes. The real line, up to 2^128 on either side, is divided into
-cells. Interval arithmetic (:mod:`hullo.bases.intervals`) encloses each base's slope and its derivative on a cell,
-which bounds the slope of the combination on the cell in three ways: by the sum of the bounds, by the mean value theorem
-around the middle, and by the latter for all bases except those that oscillate. Slopes at points bound the extreme from
-the other side. Cells that may contain a slope beyond the most extreme one found are subdivided until none is left.
+cells. Interval arithmetic (:mod:`hullo.bases.intervals`) encloses each base's slope on a cell; the sum of the bounds
+encloses the slope of the combination. Slopes at points bound the extreme from the other side. Cells that may contain a
+slope beyond the most extreme one found are subdivided until none is left.
 
 Everything that does not depend on coefficients is cached per base, so most queries take a few matrix products. Beyond
 2^128 all slopes of the catalogue differ from their limits by less than 2^-128, except those that oscillate and those
@@ -24,17 +23,17 @@ from torch import Tensor
 
 from hullo.bases.base import Base
 from hullo.bases.formulas import frequencies
-from hullo.bases.intervals import FUNCTIONS, Jet
+from hullo.bases.intervals import FUNCTIONS, Interval
 
-ACCURACY = 1e-10
+ACCURACY = 1e-7
 """The accuracy of extremes, relative to the largest slope that the coefficients and bases allow, see
 :func:`largest_slope`, or to the extreme itself."""
 
 _NEAR, _STEP = 16.0, 1 / 64  # cells of equal width near the origin ...
 _FAR, _PER_DOUBLING = 128, 8  # ... and, further out, of equal ratio, up to 2^128
-_PARTS = 32  # of a cell that is subdivided
+_PARTS = 8  # of a cell that is subdivided
 _INSIDE = 2.0**-36  # relative distance from the ends of a cell at which its slopes are sampled
-_MAX_CELLS = 200_000
+_MAX_CELLS = 2_000_000
 _WHOLE_TURNS = 2.0**36  # multiples of pi are exact enough up to here
 _OUTSIDE = 2.0**100  # where bases that grow without bound are compared
 
@@ -47,10 +46,6 @@ class _Cells:
     @property
     def middle(self) -> Tensor:
         return self.low + (self.high - self.low) / 2
-
-    @property
-    def radius(self) -> Tensor:
-        return (self.high - self.low) * (0.5 + 2.0**-40)
 
     def points(self, frequencies: Sequence[float]) -> Tensor:
         """Return points inside each cell: near the ends, the middle, and extremes of waves."""
@@ -77,11 +72,10 @@ class _Cells:
 
 @dataclass(frozen=True)
 class _Enclosure:
-    """Hold bounds of one base's slope and its derivative on cells, and the slopes in the middle and at points."""
+    """Hold bounds of one base's slope on cells, and slopes at points inside them."""
 
-    value: tuple[Tensor, Tensor]
-    derivative: tuple[Tensor, Tensor]
-    middle: tuple[Tensor, Tensor]
+    low: Tensor
+    high: Tensor
     points: Tensor
 
 
@@ -160,7 +154,7 @@ def _search(
             if least[n] == -math.inf:
                 continue
             margin = ACCURACY * max(scale, abs(least[n]))
-            bounds = _lower_bounds(sign * weights, resolved, enclosures, cells) - 1e-3 * margin
+            bounds = _lower_bounds(sign * weights, enclosures) - 1e-3 * margin
             open_cells = bounds < least[n] - margin
             closed_bounds[n] = min(
                 closed_bounds[n], float(bounds[~open_cells].min()) if not bool(open_cells.all()) else math.inf
@@ -176,51 +170,20 @@ def _search(
         enclosures = [_enclose(item, cells, waves) for item in resolved]
 
 
-def _lower_bounds(weights: Tensor, bases: tuple[Base, ...], enclosures: list[_Enclosure], cells: _Cells) -> Tensor:
+def _lower_bounds(weights: Tensor, enclosures: list[_Enclosure]) -> Tensor:
     """Return a lower bound of the slope on each cell."""
-    whole = _least(weights, [item.value for item in enclosures])
-    best = torch.maximum(whole, _mean_value(weights, enclosures, cells))
-    waves = [n for n, item in enumerate(bases) if _frequencies(item)]
-    if waves and len(waves) < len(bases):
-        others = [n for n in range(len(bases)) if n not in waves]
-        split = _least(weights[waves], [enclosures[n].value for n in waves])
-        best = torch.maximum(best, split + _mean_value(weights[others], [enclosures[n] for n in others], cells))
-    return best.nan_to_num(-math.inf)
-
-
-def _mean_value(weights: Tensor, enclosures: list[_Enclosure], cells: _Cells) -> Tensor:
-    """Return the slope in the middle of a cell minus its largest possible decrease from there."""
-    derivatives = [item.derivative for item in enclosures]
-    steepest = torch.maximum(-_least(weights, derivatives), -_least(-weights, derivatives)).clamp_min(0)
-    return _least(weights, [item.middle for item in enclosures]) - steepest * cells.radius
-
-
-def _least(weights: Tensor, bounds: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """Return the minimum of a combination of bounded numbers."""
-    parts = [c * (low if c > 0 else high) for c, (low, high) in zip(weights, bounds, strict=True)]
-    return torch.stack(parts).sum(0)
+    pairs = zip(weights, enclosures, strict=True)
+    return torch.stack([c * (item.low if c > 0 else item.high) for c, item in pairs]).sum(0).nan_to_num(-math.inf)
 
 
 def _enclose(item: Base, cells: _Cells, waves: tuple[float, ...]) -> _Enclosure:
     formula = item.formula
     assert formula is not None  # noqa: S101  (checked by `_search`)
     function, slope = formula.functions(FUNCTIONS)
-    uses_value = re.search(r"\by\b", formula.slope) is not None
-
-    def jet(low: Tensor, high: Tensor) -> Jet:
-        x = Jet.variable(low, high)
-        result = slope(x, function(x) if uses_value else None)
-        return result if isinstance(result, Jet) else x.constant(float(result))
-
-    count, middle = len(cells.low), cells.middle
-    jets = jet(torch.cat([cells.low, middle]), torch.cat([cells.high, middle]))
-    value, derivative = jets.value, jets.slope
-    return _Enclosure(
-        (value.low[:count], value.high[:count]),
-        (derivative.low[:count], derivative.high[:count]),
-        (value.low[count:], value.high[count:]),
-        item.derivative(cells.points(waves)),
-    )
+    x = Interval(cells.low, cells.high)
+    found = slope(x, function(x) if re.search(r"\by\b", formula.slope) else None)
+    found = found if isinstance(found, Interval) else x.constant(float(found))
+    return _Enclosure(found.low, found.high, item.derivative(cells.points(waves)))
 
 
 @functools.lru_cache(maxsize=64)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from hullo.optimizer_hook import watch_table
 from hullo.parametrizations import get_parametrization
 from hullo.population import kernels
 from hullo.population.parametrizations import CODES, REST, UNUSED, USED, Parametrize
+from hullo.population.regroup import join_members, split_members
 from hullo.population.sites import Activation, Call, Site, fingerprint
 from hullo.population.values import Value
 
@@ -268,7 +270,8 @@ class Activations(nn.Module):
             members = None if len(indices) == len(site.activations) else torch.tensor(indices)
             places = [self._table_bases.index(item) for item in bases]
             columns = None if bases == self._table_bases else torch.tensor(places)
-            calls.append(Call(bases, groups, index, channel_dim, members, columns, torch.tensor(rows)))
+            call = Call(bases, groups, index, channel_dim, members, columns, torch.tensor(rows))
+            calls.append(replace(call, own=_split_by_bases(site, indices, call)))
         return calls
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Activations:
@@ -347,7 +350,10 @@ class Activations(nn.Module):
         return Value(torch.stack(own), 0)
 
     def _combine(self, call: Call, coefficients: Tensor, x: Value, is_scaled: bool) -> Value:
-        """Return the activations of the members of one call."""
+        """Return the activations of the members of one call.
+
+        Without kernels, which compute all bases of a call while they wait for memory, a member pays for its own bases.
+        """
         dim = 0 if x.dim is None else x.dim
         if call.groups > 1:  # members beside the channels: each member's channels are contiguous
             dim = call.channel_dim % len(x.shape)
@@ -355,6 +361,8 @@ class Activations(nn.Module):
         selected = y if call.members is None else y.index_select(dim, call.members)
         flat = selected.flatten(dim, dim + 1) if call.groups > 1 else selected
         spec = CombineSpec(call.bases, get_parametrization("given"), channel_dim=dim)
+        if call.own and not is_scaled and not kernels.support(x.tensor):
+            return Value(_combine_own(selected, coefficients, call, dim), dim)
         if is_scaled:
             combined = apply_scaled(flat, coefficients, self._scale_rows(call), spec)
         else:
@@ -451,6 +459,46 @@ def _partition(site: Site) -> list[list[int]]:
         channel_dim = activation.channel_dim if activation.groups > 1 else any_dim
         calls.setdefault((channel_dim, *unbounded), []).append(k)
     return list(calls.values())
+
+
+_CHEAP = frozenset({"identity", "relu"})
+"""Bases that take less time than copying the members that use them."""
+
+
+def _combine_own(x: Tensor, coefficients: Tensor, call: Call, dim: int) -> Tensor:
+    """Combine the bases of each member alone, of members in dimension `dim`."""
+    if len(call.own) == 1 and call.own[0].function is not None:
+        return call.own[0].function(x)
+    groups, outputs = [own.members for own in call.own if own.members is not None], []
+    for own, selected in zip(call.own, split_members(x, dim, groups), strict=True):
+        if own.function is not None:  # derivatives of PyTorch's own functions take fewer passes
+            outputs.append(own.function(selected))
+            continue
+        flat = selected.flatten(dim, dim + 1) if call.groups > 1 else selected
+        spec = CombineSpec(own.bases, get_parametrization("given"), channel_dim=dim)
+        outputs.append(apply(flat, own.select(coefficients[own.rows]), spec).view(selected.shape))
+    return join_members(outputs, dim, groups)
+
+
+def _split_by_bases(site: Site, indices: Sequence[int], call: Call) -> tuple[Call, ...]:
+    """Return the members of a call with like bases; nothing if all are alike, and combine bases."""
+    alike: dict[frozenset[str], list[int]] = {}
+    for position, k in enumerate(indices):
+        names = frozenset(item.name for item in site.activations[k].bases)
+        alike.setdefault(names - _CHEAP, []).append(position)
+    own = []
+    for positions in alike.values():
+        used = [site.activations[indices[position]] for position in positions]
+        bases = _bases_of(used)
+        is_plain = all(
+            item.parametrization == "fixed" and item.frozen is None and bool((item.raw == 1).all()) for item in used
+        )
+        function = bases[0].function if is_plain and len(bases) == 1 else None
+        rows = [position * call.groups + group for position in positions for group in range(call.groups)]
+        columns = [call.bases.index(item) for item in bases]
+        at, columns_at, rows_at = (torch.tensor(item) for item in (positions, columns, rows))
+        own.append(Call(bases, call.groups, call.site, call.channel_dim, at, columns_at, rows_at, function=function))
+    return tuple(own) if len(own) > 1 or own[0].function is not None else ()
 
 
 def _is_finite_everywhere(item: Base) -> bool:

@@ -216,7 +216,7 @@ class Population(nn.Module):
         """Keep some members, in the given order, and drop the others: `population[0]` is then the first of these.
 
         The rest goes on training where it was. Optimizers of the population follow, and a captured step is
-        captured again.
+        captured again. Make optimizers of torch.optim again: the parameters are new.
 
         Example:
             >>> from torch import nn

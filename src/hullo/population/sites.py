@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -119,7 +119,9 @@ class Call:
         members: the members; None for all.
         columns: the bases in the table of :class:`hullo.population.activations.Activations`; None for all.
         rows: rows of the table, one per member and group of channels.
-        coefficients: those of a function, which is not in the table.
+        coefficients: those of a function that is not in the table.
+        function: what the members compute, if that is one base alone, as it is.
+        own: calls of members with like bases, if these differ; their members, columns and rows are those in this call.
     """
 
     bases: tuple[Base, ...]
@@ -130,6 +132,8 @@ class Call:
     columns: Tensor | None = None
     rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     coefficients: tuple[float, ...] = ()
+    function: Callable[[Tensor], Tensor] | None = None
+    own: tuple[Call, ...] = ()
 
     def select(self, rows: Tensor) -> Tensor:
         """Return the columns of the bases from rows of the table."""
@@ -137,7 +141,8 @@ class Call:
 
     def to(self, device: torch.device) -> Call:
         members, columns = (None if item is None else item.to(device) for item in (self.members, self.columns))
-        return replace(self, members=members, columns=columns, rows=self.rows.to(device))
+        own = tuple(item.to(device) for item in self.own)
+        return replace(self, members=members, columns=columns, rows=self.rows.to(device), own=own)
 
 
 @dataclass(frozen=True)

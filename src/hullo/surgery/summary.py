@@ -112,11 +112,17 @@ def _coefficients(hull: Hull) -> str:
     rows = hull.local_rows()
     if rows is None:
         return "no values"
-    columns = zip(*map(without_rounding, rows), strict=True)
-    bounds = ((f"{min(column):.3g}", f"{max(column):.3g}") for column in columns)
-    shown = (low if low == high else f"{low}..{high}" for low, high in bounds)
+    shown = _spans(list(map(without_rounding, rows)))
     remarks = [f"{hull.groups} groups"] * (hull.groups > 1) + ["frozen"] * (not hull.raw.requires_grad)
+    if scales := hull.local_scales():
+        remarks.append(f"inner scale {' '.join(_spans(scales))}")
     return " ".join(shown) + (f" ({', '.join(remarks)})" if remarks else "")
+
+
+def _spans(rows: Sequence[Sequence[float]]) -> list[str]:
+    """Return the range of each column."""
+    bounds = ((f"{min(column):.3g}", f"{max(column):.3g}") for column in zip(*rows, strict=True))
+    return [low if low == high else f"{low}..{high}" for low, high in bounds]
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
