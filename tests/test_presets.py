@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import hullo
-from hullo.surgery.recognize import read_module
+from hullo.recognition.probe import read_module
 
 X = torch.linspace(-6, 6, 2001, dtype=torch.float64)
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from hullo._compat import real_tensors
 from hullo.bases import Base, real_line, resolve
 from hullo.bases.slope_extremes import extremes, is_below, largest_slope
-from hullo.find_base import same_as
 from hullo.modules import Hull
+from hullo.recognition.find_base import same_as
 
 Coefficients = Tensor | Sequence[float] | Sequence[Sequence[float]]
 Answer = TypeVar("Answer")

@@ -15,7 +15,7 @@ def assert_replaced(model: nn.Module, *inputs: Tensor, hulls: list[str] | None =
     names = set(model.state_dict())
     with torch.no_grad():
         before = model(*inputs)
-        after = hullo.replace_activations(model)(*inputs)
+        after = hullo.replace_activations(model, example_inputs=inputs)(*inputs)
     torch.testing.assert_close(after, before, rtol=tolerance, atol=tolerance)
     actual = hullo.summary(model).hulls
     assert {name for name in names if name.rpartition(".")[0] not in actual} <= set(model.state_dict())

@@ -16,8 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hullo
-from hullo.surgery import find, recognize
-from hullo.surgery.compare import difference
+from hullo.recognition.known import Reading
+from hullo.recognition.table import read_type
+from hullo.surgery import observe
+from hullo.surgery.prove import difference
 
 
 @dataclass
@@ -126,11 +128,11 @@ class Branch(nn.Module):
         return self.act(self.layer(x)) if x.dim() == 2 else self.other(x)
 
 
-def test_unreached_hulls_are_listed() -> None:
+def test_activations_that_did_not_run_are_listed() -> None:
     model = hullo.replace_activations(Branch(), example_inputs=torch.randn(2, 4))
-    assert "not reached by example_inputs: other" in str(hullo.summary(model))
-    with pytest.raises(ValueError, match="do not reach other"):
-        hullo.replace_activations(Branch(), groups="channels", example_inputs=torch.randn(2, 4))
+    assert [(site.name, site.reason) for site in hullo.summary(model).not_replaced] == [
+        ("other", "it did not run on example_inputs")
+    ]
 
 
 def attributes(model: nn.Module) -> list[object]:
@@ -157,20 +159,21 @@ class Mixed(nn.Module):
 @pytest.mark.filterwarnings("ignore:.*nested tensor:UserWarning")
 @pytest.mark.parametrize("start", [None, [0.2, 0.3, 0.5]])
 def test_difference_is_an_error_and_undone(monkeypatch: pytest.MonkeyPatch, start: list[float] | None) -> None:
-    monkeypatch.setattr(find, "read_module", wrong_reading)
+    monkeypatch.setattr(observe, "read_type", wrong_reading)
     model, x = Mixed(), torch.randn(2, 3, 8)
     before, outputs, names = attributes(model), model.eval()(x), list(model.state_dict())
+    options = {"init": start, "bases": start and ["identity", "relu", "tanh"], "where": "act*"}
     with pytest.raises(RuntimeError, match=r"in (training|evaluation) mode, output differs by 0\.\d+"):
-        hullo.replace_activations(model, example_inputs=x, init=start, bases=start and ["identity", "relu", "tanh"])
+        hullo.replace_activations(model, example_inputs=x, **options)
     assert attributes(model) == before
     assert list(model.state_dict()) == names
     torch.testing.assert_close(model(x), outputs)
     assert model.encoder.use_nested_tensor
 
 
-def wrong_reading(module: nn.Module) -> recognize.Reading | None:
+def wrong_reading(module: nn.Module) -> Reading | None:
     """Take every GELU for a tanh."""
-    return recognize.read_module(nn.Tanh() if isinstance(module, nn.GELU) else module)
+    return read_type(nn.Tanh() if isinstance(module, nn.GELU) else module)
 
 
 class Interrupts(hullo.AffineHull):
@@ -189,7 +192,7 @@ def test_interruption_is_undone() -> None:
         return (Interrupts if len(made) == 3 else hullo.AffineHull)("identity", "relu")
 
     with pytest.raises(KeyboardInterrupt):
-        hullo.replace_activations(model, hull=make)
+        hullo.replace_activations(model, hull=make, example_inputs=torch.randn(2, 3, 8))
     assert attributes(model) == before
 
 
@@ -321,7 +324,7 @@ def test_model_without_a_backward_pass_is_compared_forwards() -> None:
         assert "in training and evaluation mode" in str(hullo.summary(model))
 
 
-def test_in_place_hulls_are_not_blamed() -> None:
+def test_only_the_site_to_blame_is_left_out() -> None:
     class Both(Overwriting):
         def __init__(self) -> None:
             super().__init__()
@@ -330,8 +333,10 @@ def test_in_place_hulls_are_not_blamed() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(self.before(self.second(x)))
 
-    with pytest.raises(RuntimeError, match="changes the input of 'act' in place"):
-        hullo.replace_activations(Both(), example_inputs=torch.randn(3, 4))
+    model = hullo.replace_activations(Both(), example_inputs=torch.randn(3, 4))
+    (site,) = hullo.summary(model).not_replaced
+    assert (list(hullo.summary(model).hulls), site.name) == (["before"], "act")
+    assert "changes the input of 'act' in place" in site.reason
 
 
 def test_backward_pass_that_may_communicate_is_not_tried() -> None:

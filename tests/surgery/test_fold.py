@@ -215,3 +215,14 @@ class Doubled(hullo.AffineHull):
 def test_hull_with_a_forward_of_its_own_is_refused() -> None:
     with pytest.raises(ValueError, match="Doubled defines a forward of its own"):
         hullo.fold(nn.Sequential(nn.Linear(4, 4), Doubled("identity", "relu")))
+
+
+@pytest.mark.parametrize("coefficients", [[0.2, 0.3, 0.5], [0.0, 0.0, 2.0]])
+def test_folded_hull_is_as_accurate_near_zero_as_pytorch(coefficients: list[float]) -> None:
+    model = nn.Sequential(hullo.LinearHull("identity", "relu", "tanh", init=coefficients))
+    x = torch.logspace(-30, 0, 400, dtype=torch.float64)
+    x = torch.cat([x, -x])
+    a, b, c = coefficients
+    expected = a * x + b * x.relu() + c * x.tanh()
+    relative = (hullo.fold(model)(x.float()).double() - expected).abs() / expected.abs()
+    assert relative.max() < 1e-6

@@ -71,7 +71,7 @@ def test_gates_keep_the_mode_of_the_model() -> None:
 def test_product_becomes_a_gate_with_the_same_outputs(make: type[nn.Module], name: str) -> None:
     model, x = nn.Sequential(make(), nn.Linear(4, 1)), torch.randn(3, 4)
     expected = model(x)
-    hullo.fuse_gates(hullo.replace_activations(model))
+    hullo.fuse_gates(hullo.replace_activations(model, example_inputs=x))
     assert isinstance(model[0].get_submodule(name), hullo.GatedHull)
     torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)
     assert f"self.{name}(" in inspect.getsource(type(model[0]).forward)
@@ -83,7 +83,7 @@ def test_product_becomes_a_gate_with_the_same_outputs(make: type[nn.Module], nam
 
 @pytest.mark.parametrize("make", [UsedTwice, ChangedBetween, Order, Elsewhere])
 def test_other_code_is_not_changed(make: type[nn.Module]) -> None:
-    model = hullo.replace_activations(make())
+    model = hullo.replace_activations(make(), example_inputs=torch.randn(3, 4))
     cls = type(model)
     with pytest.raises(ValueError, match=r"no forward .*product"):
         hullo.fuse_gates(model)

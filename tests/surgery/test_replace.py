@@ -25,7 +25,7 @@ def test_pytorch_transformers_are_replaced_without_fast_path(activation, batch_f
     x = torch.randn(3, 5, 8)
     with torch.no_grad():
         before = model(x)
-        hullo.replace_activations(model)
+        hullo.replace_activations(model, example_inputs=x)
         torch.testing.assert_close(model(x), before, rtol=1e-5, atol=1e-6)
         model.layers[0].activation.coefficients = "identity"
         assert not torch.allclose(model(x), before, atol=1e-3)
@@ -76,7 +76,7 @@ def test_names_types_functions_and_predicates_choose_sites() -> None:
 def test_one_of_two_calls_of_a_module_can_be_chosen() -> None:
     model, x = Block().eval(), torch.randn(5, 6)
     before = model(x)
-    hullo.replace_activations(model, where="relu_2")
+    hullo.replace_activations(model, where="relu_2", example_inputs=x)
     torch.testing.assert_close(model(x), before)
     assert list(hullo.summary(model).hulls) == ["relu_2"]
     hullo.replace_activations(model)
@@ -169,7 +169,6 @@ BAD: list[tuple[Callable[[], object], dict[str, object], type[Exception], str]] 
         "function that makes hulls.*bases",
     ),
     (lambda: nn.Sequential(nn.PReLU(4)), {"groups": 2, "channel_dim": 1}, ValueError, "4 channels.*groups=2"),
-    (lambda: torch.compile(nn.Sequential(nn.ReLU())), {}, TypeError, "OptimizedModule; replace"),
     (quantised, {}, TypeError, "quantized"),
 ]
 
@@ -368,7 +367,7 @@ def test_hulls_in_frozen_modules_start_frozen(share: str | None) -> None:
     assert len(hulls) == (6 if share is None else 4)
     frozen = [line for line in str(hullo.summary(model)).splitlines() if line.startswith("frozen.")]
     assert all("(frozen)" in line or "shared with frozen." in line for line in frozen)
-    restored = hullo.restore(Frozen(), model.state_dict())
+    restored = hullo.restore(Frozen(), model.state_dict(), example_inputs=torch.randn(3, 4))
     assert not any(parameter.requires_grad for parameter in restored.frozen.parameters())
     assert all(parameter.requires_grad for parameter in restored.trained.parameters())
     hulls_again = hullo.replace_activations(Frozen(), hull=lambda site: hullo.AffineHull("identity", "relu"))
@@ -399,3 +398,125 @@ def test_hull_in_a_model_without_parameters_is_trained() -> None:
     hulls = [hullo.AffineHull("relu", "tanh").requires_grad_(False), hullo.AffineHull("relu", "tanh")]
     hullo.replace_activations(model, hull=lambda site: hulls[int(site.name)])
     assert [act.raw.requires_grad for act in model] == [False, True]
+
+
+class TwoWays(nn.Module):
+    """Entry points other than forward, and a loop over layers in a method that both use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.head = nn.ModuleList(nn.Linear(4, 4) for _ in range(2)), nn.Linear(4, 1)
+
+    def features(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = F.relu(layer(x))
+        return x
+
+    def training_step(self, batch: Tensor) -> Tensor:
+        return torch.tanh(self.head(self.features(batch))).square().mean()
+
+    def generate(self, z: Tensor) -> Tensor:
+        return F.gelu(self.features(z))
+
+
+def test_everything_that_a_function_of_the_model_runs_is_observed() -> None:
+    x = torch.randn(3, 4)
+    model = hullo.replace_activations(TwoWays(), example_inputs=lambda m: m.training_step(x))
+    assert list(hullo.summary(model).hulls) == ["relu_1.0", "relu_1.1", "tanh_1"]
+    assert [(site.function, site.reason) for site in hullo.summary(model).not_replaced] == [
+        ("gelu", "it did not run on example_inputs")
+    ]
+    model = hullo.replace_activations(TwoWays(), example_inputs=lambda m: (m.training_step(x), m.generate(x)))
+    assert sorted(hullo.summary(model).hulls) == ["gelu_1", "relu_1.0", "relu_1.1", "tanh_1"]
+
+
+def test_without_inputs_modules_are_replaced_and_functions_counted() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.GELU(), TwoWays())
+    assert "2 of relu" not in str(hullo.summary(model))
+    hullo.replace_activations(model)
+    assert list(hullo.summary(model).hulls) == ["1"]
+    assert "1 of relu, 1 of tanh, 1 of gelu" in str(hullo.summary(model))
+    with pytest.raises(ValueError, match=r"1 of relu, 1 of tanh, 1 of gelu; example_inputs"):
+        hullo.replace_activations(TwoWays())
+    with pytest.warns(UserWarning, match="relu in several places"):
+        hullo.replace_activations(Twice())
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.relu = nn.Linear(4, 4), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.relu(self.layer(self.relu(x)))
+
+
+def test_model_on_the_meta_device_is_observed() -> None:
+    with torch.device("meta"):
+        model, x = TwoWays(), torch.randn(3, 4)
+    hullo.replace_activations(model, example_inputs=lambda m: m.generate(x), compare=False)
+    assert list(hullo.summary(model).hulls) == ["relu_1.0", "relu_1.1", "gelu_1"]
+    assert "not compared" in str(hullo.summary(model))
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, lambda model: torch.compile(model, backend="eager")])
+def test_wrapped_model_is_swapped_inside(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    x = torch.randn(3, 4)
+    inner = Twice()
+    expected = inner(x)
+    model = wrap(inner)
+    assert hullo.replace_activations(model, example_inputs=x) is model
+    assert sorted(hullo.summary(inner).hulls) == ["relu", "relu_2"]
+    torch.testing.assert_close(model(x), expected)
+
+
+def test_forward_that_differentiates_is_replaced() -> None:
+    class Forces(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.detach().requires_grad_()
+            return -torch.autograd.grad(F.silu(self.layer(x)).sum(), x, create_graph=True)[0]
+
+    x = torch.randn(5, 3)
+    model = Forces()
+    expected = model(x)
+    hullo.replace_activations(model, example_inputs=x)
+    assert list(hullo.summary(model).hulls) == ["silu_1"]
+    torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_glu_is_listed_with_the_hull_to_use() -> None:
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.glu = nn.Linear(4, 8), nn.GLU()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tanh(self.glu(self.layer(x)) + F.glu(self.layer(x)))
+
+    model = hullo.replace_activations(Gated(), example_inputs=torch.randn(2, 4))
+    assert ["GatedHull" in site.reason for site in hullo.summary(model).not_replaced] == [True, True]
+
+
+def test_forward_under_no_grad_and_with_decorators_is_replaced() -> None:
+    class Decorated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        @torch.no_grad()
+        def teacher(self, x: Tensor) -> Tensor:
+            return F.gelu(self.layer(x))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tanh(self.layer(x)) + self.teacher(x)
+
+    x = torch.randn(2, 4)
+    model = Decorated()
+    expected = model(x)
+    hullo.replace_activations(model, example_inputs=x)
+    assert sorted(hullo.summary(model).hulls) == ["gelu_1", "tanh_1"]
+    torch.testing.assert_close(model(x), expected)

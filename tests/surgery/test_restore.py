@@ -59,12 +59,13 @@ class Net(nn.Module):
 )
 def test_restored_model_matches_the_saved_one(options: dict[str, Any], tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model, x = hullo.replace_activations(Net(), **options), torch.randn(2, 3, 4, 4)
+    x = torch.randn(2, 3, 4, 4)
+    model = hullo.replace_activations(Net(), example_inputs=x, **options)
     for parameter in hullo.coefficient_parameters(model):
         parameter.data.add_(0.1 * torch.rand_like(parameter))
     torch.save(model.state_dict(), tmp_path / "model.pt")
     saved = torch.load(tmp_path / "model.pt", weights_only=True)
-    restored = hullo.restore(Net(), saved)
+    restored = hullo.restore(Net(), saved, example_inputs=x)
     restored.load_state_dict(saved)
     torch.testing.assert_close(restored(x), model(x), rtol=0, atol=0)
     assert [repr(module) for module in restored.modules()] == [repr(module) for module in model.modules()]
@@ -91,10 +92,11 @@ def test_restored_hull_starts_as_the_replaced_function_if_it_can(act: nn.Module,
 
 
 def test_existing_hulls_get_the_saved_coefficients() -> None:
-    saved = hullo.replace_activations(Net()).state_dict()
+    x = torch.randn(2, 3, 4, 4)
+    saved = hullo.replace_activations(Net(), example_inputs=x).state_dict()
     key = next(key for key in saved if key.startswith("act.raw_"))
     saved[key] = torch.tensor([0.5, 0.25, 0.25])
-    model = hullo.restore(hullo.replace_activations(Net(), where="act"), saved)
+    model = hullo.restore(hullo.replace_activations(Net(), where="act", example_inputs=x), saved, example_inputs=x)
     assert model.act.coefficients.tolist() == [0.5, 0.25, 0.25]
     assert len(hullo.summary(model).hulls) == 3
 
@@ -123,8 +125,11 @@ def test_unrestorable_hull_is_named_and_the_model_unchanged(
 
 
 def test_prefix_of_a_wrapper_is_ignored() -> None:
-    saved = hullo.replace_activations(Net()).state_dict()
-    model = hullo.restore(Net(), {f"module.{key}": value for key, value in saved.items()})
+    x = torch.randn(2, 3, 4, 4)
+    saved = hullo.replace_activations(Net(), example_inputs=x).state_dict()
+    with pytest.raises(ValueError, match="give example_inputs"):
+        hullo.restore(Net(), saved)
+    model = hullo.restore(Net(), {f"module.{key}": value for key, value in saved.items()}, example_inputs=x)
     assert model.load_state_dict(saved).missing_keys == []
 
 
@@ -177,3 +182,63 @@ def test_a_hull_alone_is_restored() -> None:
     act = hullo.AffineHull("identity", "relu", init=[0.3, 0.7])
     other = hullo.restore(hullo.AffineHull("identity", "relu"), act.state_dict())
     assert torch.equal(other.coefficients, act.coefficients)
+
+
+class TwoNames(nn.Module):
+    """A block and an activation that are registered under two names each, as models with tied parts do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(4, 4), nn.SiLU())
+        self.blocks = nn.ModuleList([self.block, nn.Linear(4, 4)])
+        self.act = self.other = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.other(self.blocks[1](self.block(x)))
+
+
+@pytest.mark.parametrize("inputs", [None, torch.randn(3, 4)])
+def test_module_with_two_names_is_restored(inputs: Tensor | None) -> None:
+    x = torch.randn(3, 4)
+    model = hullo.replace_activations(TwoNames(), example_inputs=x)
+    for parameter in hullo.coefficient_parameters(model):
+        parameter.data.add_(0.1 * torch.rand_like(parameter))
+    restored = hullo.restore(TwoNames(), model.state_dict(), example_inputs=inputs)
+    restored.load_state_dict(model.state_dict())
+    torch.testing.assert_close(restored(x), model(x), rtol=0, atol=0)
+    assert restored.act is restored.other
+
+
+class Lightning(nn.Module):
+    """What lightning.LightningModule does with checkpoints, without the package."""
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        pass
+
+    @classmethod
+    def load_from_checkpoint(cls, path: Path) -> nn.Module:
+        checkpoint = torch.load(path, weights_only=True)
+        model = cls()
+        model.on_load_checkpoint(checkpoint)
+        model.load_state_dict(checkpoint["state_dict"])
+        return model
+
+
+class LitNet(Lightning):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.layer(x))
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:  # the documented line
+        hullo.restore(self, checkpoint["state_dict"], example_inputs=torch.zeros(1, 4))
+
+
+def test_lightning_checkpoint_is_loaded_with_one_line(tmp_path: Path) -> None:
+    x = torch.randn(3, 4)
+    model = hullo.replace_activations(LitNet(), example_inputs=x)
+    model.relu_1.coefficients = [0.5, 0.25, 0.25]
+    torch.save({"state_dict": model.state_dict()}, tmp_path / "model.ckpt")
+    torch.testing.assert_close(LitNet.load_from_checkpoint(tmp_path / "model.ckpt")(x), model(x), rtol=0, atol=0)

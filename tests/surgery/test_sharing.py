@@ -45,8 +45,8 @@ def test_sites_share_hulls_with_the_same_outputs(share: Any, count: int) -> None
 
 def test_gradients_of_a_shared_hull_are_summed_over_sites() -> None:
     x = torch.randn(5, 4, dtype=torch.float64)
-    alone = hullo.replace_activations(made().double())
-    shared = hullo.replace_activations(made().double(), share="model")
+    alone = hullo.replace_activations(made().double(), example_inputs=x)
+    shared = hullo.replace_activations(made().double(), share="model", example_inputs=x)
     for model in (alone, shared):
         model(x).square().sum().backward()
     sums = sum(alone.get_submodule(name).raw.grad for name in ("0.act", "0.gelu_1", "1.act", "1.gelu_1"))
@@ -55,12 +55,13 @@ def test_gradients_of_a_shared_hull_are_summed_over_sites() -> None:
 
 
 def test_shared_hulls_stay_shared_in_copies_checkpoints_and_folded_models(tmp_path: Path) -> None:
-    model, x = hullo.replace_activations(made(), share="model"), torch.randn(3, 4)
+    x = torch.randn(3, 4)
+    model = hullo.replace_activations(made(), share="model", example_inputs=x)
     for parameter in hullo.coefficient_parameters(model):
         parameter.data.add_(0.1 * torch.rand_like(parameter))
     torch.save(model.state_dict(), tmp_path / "model.pt")
     saved = torch.load(tmp_path / "model.pt", weights_only=True)
-    restored = hullo.restore(made(), saved)
+    restored = hullo.restore(made(), saved, example_inputs=x)
     restored.load_state_dict(saved)
     for twin in (copy.deepcopy(model), restored):
         assert len(hullo.coefficient_parameters(twin)) == 2
@@ -69,16 +70,17 @@ def test_shared_hulls_stay_shared_in_copies_checkpoints_and_folded_models(tmp_pa
 
 
 def test_shared_hulls_are_loaded_from_safetensors_as_documented(tmp_path: Path) -> None:
-    model, x = hullo.replace_activations(made(), share="model"), torch.randn(3, 4)
+    x = torch.randn(3, 4)
+    model = hullo.replace_activations(made(), share="model", example_inputs=x)
     for parameter in hullo.coefficient_parameters(model):
         parameter.data.add_(0.1 * torch.rand_like(parameter))
     safetensors.torch.save_model(model, tmp_path / "model.safetensors")
-    shared = hullo.replace_activations(made(), share="model")
+    shared = hullo.replace_activations(made(), share="model", example_inputs=x)
     safetensors.torch.load_model(shared, tmp_path / "model.safetensors")
     copies = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     safetensors.torch.save_file(copies, tmp_path / "copies.safetensors")
     saved = safetensors.torch.load_file(tmp_path / "copies.safetensors")
-    separate = hullo.restore(made(), saved)
+    separate = hullo.restore(made(), saved, example_inputs=x)
     separate.load_state_dict(saved)
     assert [len(hullo.coefficient_parameters(loaded)) for loaded in (shared, separate)] == [2, 6]
     for loaded in (shared, separate):
@@ -130,7 +132,7 @@ def test_saved_hulls_are_loaded_with_their_coefficients(
 
 
 def test_saved_hulls_start_another_model(tmp_path: Path) -> None:
-    model = hullo.replace_activations(made())
+    model = hullo.replace_activations(made(), example_inputs=torch.randn(2, 4))
     model[0].act.coefficients = [0.5, 0.25, 0.25]
     hullo.surgery.save_hulls(model, tmp_path / "hulls.json")
     hulls = hullo.surgery.load_hulls(tmp_path / "hulls.json", trainable=False)
@@ -189,7 +191,8 @@ def test_a_file_has_every_name_of_a_shared_hull(tmp_path: Path) -> None:
 
 
 def test_saved_hulls_are_shared_again(tmp_path: Path) -> None:
-    model, x = hullo.replace_activations(made(), share="block"), torch.randn(3, 4)
+    x = torch.randn(3, 4)
+    model = hullo.replace_activations(made(), share="block", example_inputs=x)
     for n, parameter in enumerate(hullo.coefficient_parameters(model)):
         parameter.data += 0.1 * (n + 1) * torch.tensor([1.0, 0.0, -1.0])
     hullo.surgery.save_hulls(model, tmp_path / "hulls.json")

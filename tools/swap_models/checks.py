@@ -117,7 +117,7 @@ class _Trial:
         before, wanted = self.reference()
         swapped = self.build()
         try:
-            hullo.replace_activations(swapped.model)
+            hullo.replace_activations(swapped.model, example_inputs=swapped.inputs)
         except Exception as error:
             self.refused(error, swapped, wanted)
             return
@@ -131,7 +131,6 @@ class _Trial:
         self.copies(before, swapped)
         self.modes(before, swapped)
         self.merges()
-        self.with_examples(set(summary.hulls))
 
     def reference(self) -> tuple[Build, dict[str, list[Tensor]]]:
         """Return the original model and its outputs, in float64 if possible."""
@@ -156,12 +155,12 @@ class _Trial:
         """Check a refusal: hullo raises the error itself, and the model is unchanged."""
         last = traceback.extract_tb(error.__traceback__)[-1]
         meant = Path(hullo.__file__).parent in Path(last.filename).parents and (last.line or "").startswith("raise ")
-        if not meant or not isinstance(error, (TypeError, ValueError, NotImplementedError)):
+        if not meant or not isinstance(error, (TypeError, ValueError, RuntimeError)):
             raise error
         self.result.refusal = f"{type(error).__name__}: {error}"
         hulls = [part for part in swapped.model.modules() if isinstance(part, hullo.Hull)]
         self.check(not hulls, "refused, yet it has hulls")
-        summary = hullo.summary(swapped.model)
+        summary = hullo.summary(swapped.model, example_inputs=swapped.inputs)
         for mode in MODES:
             with Watch(swapped.model) as watch:
                 self.same(f"after a refusal, {mode}", swapped.outputs(mode), wanted[mode])
@@ -259,7 +258,7 @@ class _Trial:
             self.same(name, swapped.outputs("eval", copied), wanted)
         with torch.enable_grad():
             loaded = self.build()
-            hullo.replace_activations(loaded.model)
+            hullo.replace_activations(loaded.model, example_inputs=loaded.inputs)
         loaded.model.load_state_dict(swapped.model.state_dict())
         self.same("state_dict", loaded.outputs("eval"), wanted)
         folded = hullo.fold(swapped.model)
@@ -285,7 +284,7 @@ class _Trial:
         for swap in (False, True):
             item = self.build()
             if swap:
-                hullo.replace_activations(item.model)
+                hullo.replace_activations(item.model, example_inputs=item.inputs)
                 self.change(item.model)
             default = torch.get_default_dtype()
             torch.set_default_dtype(self.dtype)  # merged layers are made in it
@@ -297,13 +296,6 @@ class _Trial:
                 torch.set_default_dtype(default)
         limit = max(2 * moved[0], TOLERANCE[self.dtype])
         self.check(moved[1] <= limit, f"merging moves outputs by {moved[1]:.2g}, before the swap by {moved[0]:.2g}")
-
-    def with_examples(self, names: set[str]) -> None:
-        """Check that example inputs lead to the same hulls."""
-        other = self.build()
-        hullo.replace_activations(other.model, example_inputs=other.inputs)
-        found = set(hullo.summary(other.model).hulls)
-        self.check(found == names, f"with example_inputs other hulls are made: {sorted(found ^ names)[:5]}")
 
 
 def _around(name: str, modules: Mapping[str, nn.Module]) -> str:

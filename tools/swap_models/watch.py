@@ -24,7 +24,7 @@ ACTIVATIONS = frozenset({
     "softsign", "tanh", "hardtanh", "threshold", "hardshrink", "softshrink", "tanhshrink",
 })  # fmt: skip
 GATES = frozenset({"softplus", "sigmoid", "hardsigmoid", "logsigmoid", "special_expit", "erf"})
-NOT_BY_DEFAULT = frozenset({"sigmoid", "hardsigmoid", "softplus", "sin", "arctan", "asinh", "erf"})  # as hullo says
+NOT_BY_DEFAULT = frozenset({"sigmoid", "hardsigmoid", "softplus", "sin", "arctan", "asinh", "erf", "glu", "GLU"})
 DROPOUTS = frozenset({"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"})
 
 

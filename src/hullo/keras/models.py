@@ -15,13 +15,12 @@ from keras import ops
 from torch import Tensor
 
 from hullo.bases import Base, all_bases, get_base, resolve
-from hullo.find_base import candidate_members
 from hullo.keras.layers import AffineHull, Hull, to_numpy
 from hullo.modules import without_rounding
 from hullo.properties import identify
-from hullo.surgery.build import default_bases
-from hullo.surgery.probes import SINGLE, points
-from hullo.surgery.recognize import Known
+from hullo.recognition.find_base import candidate_members
+from hullo.recognition.known import Known, default_bases
+from hullo.recognition.probe import SINGLE, points
 
 _GATES = frozenset({"sigmoid", "hardsigmoid", "softplus"})  # not replaced: probabilities as often as activations
 

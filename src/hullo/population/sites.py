@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from hullo.bases import Base, get_base
 from hullo.modules import Hull
 from hullo.parametrizations import BuiltInParametrization
-from hullo.surgery.recognize import read_module
-from hullo.surgery.swap import InPlace
+from hullo.recognition.probe import read_module
+from hullo.surgery.in_place import InPlace
 
 BOOKKEEPING = frozenset(vars(nn.Identity()))
 """The attributes that every module has."""

@@ -3,9 +3,9 @@
 `replace_activations` turns the activations of a model into hulls, `restore` does so from a checkpoint,
 `parameter_groups` prepares an optimizer, `summary` lists the hulls, and `fold` turns them into plain PyTorch modules.
 
-Inside: :mod:`~hullo.surgery.find` finds the sites where activations are, :mod:`~hullo.surgery.recognize` identifies the
-function of a module, :mod:`~hullo.surgery.build` makes the hulls, :mod:`~hullo.surgery.swap` puts them in,
-:mod:`~hullo.surgery.compare` compares outputs, and :mod:`~hullo.surgery.rewrite` reads and rewrites forward methods.
+Inside: :mod:`~hullo.surgery.observe` runs a model and records what it calls, :mod:`~hullo.surgery.sites` groups the
+calls, :mod:`~hullo.surgery.build` makes the hulls, :mod:`~hullo.surgery.edit` puts them in, and
+:mod:`~hullo.surgery.prove` compares the model with what it was.
 """
 
 from hullo.surgery.checkpoint import load_hulls, restore, save_hulls

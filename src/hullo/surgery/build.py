@@ -14,15 +14,12 @@ from torch import Tensor, nn
 from hullo.bases import Base, resolve
 from hullo.modules import AffineHull, Hull, Init, LinearHull
 from hullo.parametrizations import Parametrization
-from hullo.surgery.recognize import Known
-from hullo.surgery.rewrite.reach import hooks_of
+from hullo.recognition.known import default_bases
 from hullo.surgery.sites import Site
 
 Channels = tuple[int, int]  # the number of groups and the channel dimension
 Share = str | Callable[[Site], Hashable]
 Factory = type[Hull] | Callable[[Site], Hull]
-
-_PAPER = ("identity", "relu", "tanh")
 
 
 @dataclass(frozen=True)
@@ -144,14 +141,6 @@ def starts_alike(hull: Hull, site: Site) -> bool:
     return torch.allclose(torch.tensor(rows), torch.tensor(expected).expand(len(rows), -1), rtol=0, atol=1e-6)
 
 
-def default_bases(known: Known) -> tuple[Base, ...]:
-    """Return the bases of a hull that starts as a function, if none are given."""
-    paper = resolve(_PAPER)
-    if len(known.bases) > 2:  # a combination with parameters
-        return known.bases
-    return paper if known.coefficients(paper) else (*resolve(("identity", "tanh")), *known.bases)
-
-
 def check_factory(hull: Any) -> None:
     """Raise an error unless the argument `hull` is a class of hulls, or may be a function of a site."""
     if hull is None or (isinstance(hull, type) and issubclass(hull, Hull) and hasattr(hull, "set_class")):
@@ -182,7 +171,8 @@ def _call_factory(factory: Any, site: Site, others: Iterable[Hull]) -> Hull:
 
 def _check_hooks(site: Site) -> None:
     """Raise an error if a site that shares a hull has hooks."""
-    if site.module is not None and (site.module._backward_hooks or any(True for _ in hooks_of(site.module))):
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    if site.module is not None and any(getattr(site.module, name) for name in hooks):
         raise ValueError(
             f"{site.name} has hooks, and a shared hull would call them at all its sites; exclude it with where"
         )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +18,21 @@ from hullo.bases import is_known, resolve
 from hullo.gating import GatedHull
 from hullo.modules import HULLS, Hull
 from hullo.parametrizations import evaluate
+from hullo.recognition.probe import MAX_PARAMETERS
 from hullo.state_names import read_raw_name
 from hullo.surgery.build import is_frozen, nearby_tensor
-from hullo.surgery.find import find_sites
-from hullo.surgery.recognize import MAX_PARAMETERS
+from hullo.surgery.edit import learn_turns, swap
+from hullo.surgery.find import default_inputs, module_sites, observed_sites
+from hullo.surgery.prove import Comparison
 from hullo.surgery.sites import Site, named_hulls, parameters_key, put
-from hullo.surgery.state import Structure
-from hullo.surgery.swap import swap
+from hullo.surgery.state import Inputs, Structure
 
 _SCALES = "inner_scale"
 _FORMAT = "hullo hulls, version 1"
 _BY_PARAMETRIZATION = {name: cls for cls in HULLS.values() for name in cls.set_class.choices}
 
 
-def restore(model: nn.Module, state_dict: Mapping[str, Any]) -> nn.Module:
+def restore(model: nn.Module, state_dict: Mapping[str, Any], *, example_inputs: Inputs | None = None) -> nn.Module:
     """Put the hulls of a checkpoint into a model, with the saved coefficients.
 
     The names in a state_dict contain the sites of the hulls, their bases and their parametrization, so nothing else is
@@ -43,6 +45,8 @@ def restore(model: nn.Module, state_dict: Mapping[str, Any]) -> nn.Module:
             already get the saved coefficients.
         state_dict: the state_dict of the model with hulls, from any file format that has all its names; of a hull at
             several sites, `safetensors.torch.save_model` writes only one.
+        example_inputs: arguments of the model as for :func:`hullo.replace_activations`. They are needed if hulls
+            replace calls of functions, or several calls of one module; models of transformers and timm know theirs.
 
     Returns:
         The model.
@@ -71,24 +75,22 @@ def restore(model: nn.Module, state_dict: Mapping[str, Any]) -> nn.Module:
             f"the state_dict has no hulls: none of its {len(state_dict)} names ends like "
             "raw_recentred__identity__relu; give that of a model after replace_activations"
         )
-    sites = find_sites(model)
-    by_name = {site.name: site for site in sites if not site.reason}
     modules = dict(model.named_modules())
-    unread = [name for name, module in modules.items() if name not in by_name and _may_be_learned(module)]
-    names = _match_names(list(saved), [*by_name, *present, *unread])
-    hulls: dict[str, Hull] = {}
-    shared: dict[tuple[int, str], Hull] = {}  # a hull at several sites is one tensor with several names
-    for name, tensors in saved.items():
-        if (target := names[name]) not in present:
-            raw_name, raw = next(iter(tensors.items()))
-            key = (raw.data_ptr(), raw_name)
-            earlier = shared.get(key) if key[0] else None
-            hulls[target] = shared[key] = earlier or _hull_for(
-                tensors, nearby_tensor(modules, target), by_name.get(target)
-            )
     structure = Structure(model)
     try:
-        swap(model, sites, {target: hull for target, hull in hulls.items() if target in by_name})
+        sites, names = _find(model, list(saved), list(present), example_inputs)
+        by_name = {site.name: site for site in sites if not site.reason}
+        hulls: dict[str, Hull] = {}
+        shared: dict[tuple[int, str], Hull] = {}  # a hull at several sites is one tensor with several names
+        for name, tensors in saved.items():
+            if (target := names[name]) not in present and target not in hulls:
+                raw_name, raw = next(iter(tensors.items()))
+                key = (raw.data_ptr(), raw_name)
+                earlier = shared.get(key) if key[0] else None
+                hulls[target] = shared[key] = earlier or _hull_for(
+                    tensors, nearby_tensor(modules, target), by_name.get(target)
+                )
+        _swap(model, sites, {target: hull for target, hull in hulls.items() if target in by_name})
         for target in (target for target in hulls if target not in by_name):
             parent, _, child = target.rpartition(".")
             put(model.get_submodule(parent), child, hulls[target])
@@ -102,6 +104,57 @@ def restore(model: nn.Module, state_dict: Mapping[str, Any]) -> nn.Module:
     return model
 
 
+class _Sites(list[Site]):
+    """Sites, with the comparison that has observed them; None if the model was not run."""
+
+    comparison: Comparison | None = None
+
+
+def _find(
+    model: nn.Module, saved: list[str], present: list[str], example_inputs: Inputs | None
+) -> tuple[_Sites, dict[str, str]]:
+    """Return the sites of a model, and the name of the site of each saved hull; run the model only if it has to be."""
+    sites = _Sites(module_sites(model))
+    try:
+        return sites, _match_names(saved, _aliases(model, sites, present))
+    except ValueError as error:
+        inputs = default_inputs(model) if example_inputs is None else example_inputs
+        if inputs is None:
+            raise ValueError(f"{error}; if it belongs to a call of a function, give example_inputs") from None
+    sites.comparison = Comparison(model, inputs, observe=True)
+    sites[:] = observed_sites(model, sites.comparison.calls, sites.comparison.ran, set())
+    return sites, _match_names(saved, _aliases(model, sites, present))
+
+
+def _aliases(model: nn.Module, sites: Iterable[Site], present: Iterable[str]) -> dict[str, str]:
+    """Return the names of sites by all names that a module there has, also of hulls and learned activations."""
+    paths: dict[int, list[str]] = defaultdict(list)
+    for name, module in model.named_modules(remove_duplicate=False):
+        paths[id(module)].append(name)
+    found = {name: name for name in present}
+    for site in (site for site in sites if not site.reason):
+        found[site.name] = site.name
+        for slot in site.slots:
+            parts = [part for part in (slot.name, slot.key) if part]
+            found |= {".".join([*filter(None, [path]), *parts]): site.name for path in paths[id(slot.parent)]}
+    for name, module in model.named_modules():
+        if name not in found and _may_be_learned(module):
+            found[name] = name
+    return found
+
+
+def _swap(model: nn.Module, sites: _Sites, hulls: Mapping[str, Hull]) -> None:
+    """Put hulls into the sites; those of loops are assigned to iterations in a run."""
+    before = Structure(model)
+    swap(model, sites, hulls, {})
+    chosen = [site for site in sites if site.slots and site.name in hulls]
+    if (comparison := sites.comparison) is not None:
+        turns, _ = learn_turns(chosen, lambda mode: comparison.run_mode(model, mode), comparison.expected)
+        if turns:
+            before.restore()
+            swap(model, sites, hulls, turns)
+
+
 def _saved_hulls(state_dict: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
     """Return the tensors of each hull of a state_dict, raw parameters first, by the names of the hulls."""
     hulls: dict[str, dict[str, Tensor]] = {}
@@ -113,13 +166,14 @@ def _saved_hulls(state_dict: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
     return hulls
 
 
-def _match_names(saved: list[str], known: list[str]) -> dict[str, str]:
-    """Return the site of each saved hull: the one of the same name, or the only one that matches.
+def _match_names(saved: list[str], aliases: Mapping[str, str]) -> dict[str, str]:
+    """Return the site of each saved hull: the one with that name, or the only one that matches.
 
     Libraries rename parts of a model when they save it, and wrappers add a prefix. So another name matches if it has
     the same numbers and has a longer suffix in common than any other site.
     """
     matched: dict[str, str] = {}
+    known = list(aliases)
     for name in saved:
         parts = name.removesuffix(".hull").split(".")  # the hull of a GatedHull, which fuse_gates creates later
         shared = {
@@ -134,7 +188,7 @@ def _match_names(saved: list[str], known: list[str]) -> dict[str, str]:
                 f"the state_dict has a hull at {name!r}, where the model has no activation; it has {listed or 'none'}"
             )
         matched[name] = target
-    return matched
+    return {name: aliases[target] for name, target in matched.items()}
 
 
 def _numbers(name: str) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import copy
-import inspect
 import types
 from collections import Counter
 from collections.abc import Iterator
@@ -13,11 +12,10 @@ from torch import nn
 
 from hullo.gating import GatedHull
 from hullo.modules import Hull
-from hullo.surgery.rewrite.branches import variables_in
-from hullo.surgery.rewrite.source import method, methods, parse
-from hullo.surgery.rewrite.write import NewMethod, rewritten
+from hullo.surgery.in_place import InPlace
 from hullo.surgery.sites import named_hulls, put
-from hullo.surgery.swap import InPlace
+from hullo.surgery.source import functions_in, method_of, own_functions, parse
+from hullo.surgery.write import NewMethod, origin_of, rewritten
 
 
 def fuse_gates(model: nn.Module) -> nn.Module:
@@ -66,8 +64,9 @@ def fuse_gates(model: nn.Module) -> nn.Module:
             + _why_none(model, uses_of)
         )
     for owner, name, text in products:
-        home, origin, _ = method(type(owner).__mro__, "forward")
-        owner.__class__ = rewritten(owner, {"forward": NewMethod("forward", home, origin, text)})
+        home, method_name, function = method_of(type(owner), type(owner).forward.__code__)  # type: ignore[misc]
+        index = functions_in(vars(home)[method_name]).index(function)
+        owner.__class__ = rewritten(owner, [NewMethod(origin_of(home), method_name, ((index, text),))])
         hull = owner._modules[name]
         put(owner, name, GatedHull(hull).train(hull.training))  # type: ignore[arg-type, union-attr]
     return model
@@ -86,14 +85,15 @@ def _why_none(model: nn.Module, uses_of: Counter[int]) -> str:
 def _with_gate(owner: nn.Module, name: str) -> Iterator[str]:
     """Yield the text of a module's forward with a fused product, if it has exactly one with the hull of this name."""
     function = type(owner).forward
-    is_plain = isinstance(function, types.FunctionType) and inspect.unwrap(function) is function
+    is_plain = isinstance(function, types.FunctionType) and functions_in(function) == [function]
     if "forward" in vars(owner) or not is_plain:
         return
     try:
         tree = copy.deepcopy(parse(function))
     except LookupError:
         return
-    if any(name in other.__code__.co_names for _, other in methods(type(owner)) if other is not function):
+    others = {other.__code__.co_name: other for other in reversed(own_functions(type(owner))) if other is not function}
+    if any(name in other.__code__.co_names for key, other in others.items() if key not in ("forward", "__init__")):
         return
     owner_name = tree.args.args[0].arg if tree.args.args else ""
     uses = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == name]
@@ -149,6 +149,11 @@ class _Gate(ast.NodeTransformer):
     def _is_call(self, node: ast.expr) -> bool:
         is_plain = isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords
         return is_plain and not isinstance(node.args[0], ast.Starred) and ast.unparse(node.func) == self._callee  # type: ignore[attr-defined]
+
+
+def variables_in(tree: ast.AST) -> set[str]:
+    """Return the names of variables in a tree."""
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
 _SIMPLE = (ast.Assign, ast.Return, ast.Expr)

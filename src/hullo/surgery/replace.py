@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import nn
 
 from hullo.bases import Base, get_base, list_bases
-from hullo.modules import Init
+from hullo.modules import Hull, Init
 from hullo.parametrizations import Parametrization
+from hullo.recognition.known import AMBIGUOUS, COMBINATIONS, Reading
 from hullo.surgery.build import Channels, Factory, Recipe, Share, check_factory, starts_alike
-from hullo.surgery.compare import Comparison
-from hullo.surgery.find import find_sites
+from hullo.surgery.edit import Spot, learn_turns, swap
+from hullo.surgery.find import called_twice, count_mentions, default_inputs, module_sites, observed_sites
 from hullo.surgery.optimizer_warning import expect_optimizer
-from hullo.surgery.recognize import AMBIGUOUS, COMBINATIONS
+from hullo.surgery.prove import Comparison, NotProvenError
 from hullo.surgery.sites import Site, named_hulls
 from hullo.surgery.state import Inputs, Structure
-from hullo.surgery.summary import NOT_REACHED, why_not_replaced
-from hullo.surgery.swap import swap
+from hullo.surgery.summary import keep, why_not_replaced
 
-_WRAPPERS = frozenset({"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "OptimizedModule"})
+_WRAPPERS = frozenset({"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"})
 
-Choice = str | type[nn.Module] | Callable[[Site], bool]
+Selector = str | type[nn.Module] | Callable[[Site], bool]
+Where = Selector | Iterable[Selector] | None
 
 
 def replace_activations(
     model: nn.Module,
     *,
-    where: Choice | Iterable[Choice] | None = None,
+    where: Where = None,
     functions: Iterable[str] | None = None,
     hull: Factory | None = None,
     bases: Iterable[str | Base] | None = None,
@@ -40,25 +42,29 @@ def replace_activations(
     share: Share | None = None,
     inner_scale: str | None = None,
     example_inputs: Inputs | None = None,
+    compare: bool = True,
 ) -> nn.Module:
     r"""Turn the activations of a model into hulls that start as the functions they replace.
 
-    Modules are recognized by their values, not by their names: a module without parameters that computes a base
-    elementwise is that base. Calls of functions (``F.relu(x)``, ``torch.tanh(x)``, ``x.relu()``) are found in the code
-    of every forward, which is rewritten to call hulls; control flow, arguments and names of parameters do not change.
+    The model runs once in training and once in evaluation mode on `example_inputs`, and every activation that it calls
+    is observed: modules, and functions such as ``F.relu(x)`` or ``x.tanh()``. A module becomes a hull; an expression
+    that calls a function, or a module that other expressions call, too, is rewritten to call a hull. Modules of your
+    own are recognized by what they compute.
 
-    Every call gets its own hull: an activation that is called twice becomes two hulls, and one in a loop over
-    submodules becomes one per iteration. All iterations of a loop whose length depends on the input share one hull, and
-    so do calls on branches that exclude each other, as in ``if self.training: ... else: ...``. Activations that cannot
-    be replaced safely are not changed; :func:`hullo.summary` lists them with the reasons.
+    Every expression gets its own hull, and so does every submodule with weights in a loop over several, as in
+    ``for layer in self.layers: x = F.relu(layer(x))``. Expressions that answer each other in training and evaluation
+    mode share a hull. What cannot be replaced is not changed, and :func:`hullo.summary` lists it with the reason.
+
+    Then the swap is proven: outputs, gradients of weights and buffers are as before, in both modes and with the same
+    random numbers; hulls run where activations did, also without gradients; and their coefficients change outputs.
+    After an error, the model is unchanged. The runs change neither the model nor random number generators.
+
+    Without `example_inputs`, models of transformers and timm use those they know. Of any other model, only modules are
+    replaced, one hull for each, and nothing is compared.
 
     A hull starts frozen (``requires_grad=False``) if all parameters of the activation are frozen, or, of an activation
     without parameters, all those of the nearest module around it that has any. In a model that is frozen as a whole,
     hulls are trained.
-
-    With `example_inputs`, the outputs before and after are compared, in training and in evaluation mode, with the same
-    random numbers. If they differ by more than rounding, an error says by how much. After an error, the model is
-    unchanged.
 
     Args:
         model: changed in place.
@@ -83,16 +89,17 @@ def replace_activations(
             same value; None for no sharing. Sites with different functions or numbers of groups never share a hull,
             nor do frozen and other sites.
         inner_scale: learn a scale of the input, as in :class:`hullo.AffineHull`.
-        example_inputs: arguments of the model, as a tensor, a tuple or a dict, to compare outputs and to count
-            channels. The runs change neither the model nor random number generators. If hulls do not start as the
-            functions they replace, outputs are compared with hulls that do.
+        example_inputs: arguments of the model, as a tensor, a tuple or a dict; or a function of the model that runs
+            whatever is to be observed, as in ``lambda m: (m.training_step(batch, 0), m.generate(z))``. For a model
+            that is too large to run, build it and its inputs on the meta device.
+        compare: whether to prove the swap. If not, the model runs only to be observed.
 
     Returns:
         The model. The attribute `replaced` of each hull names the replaced activation.
 
     Raises:
         ValueError: nothing can be replaced, or an argument does not fit the model.
-        RuntimeError: the model with hulls computes something else for `example_inputs`.
+        RuntimeError: the model with hulls computes something else.
 
     Example:
         >>> import torch, hullo
@@ -101,11 +108,13 @@ def replace_activations(
         AffineHull(identity=0, tanh=0, gelu=1)
     """
     hulls = [name or "the model" for name in named_hulls("replace_activations", model)]
+    whole, model = model, _unwrap(model)
     _check_model(model)
     check_factory(hull)
-    sites = find_sites(model)
-    chosen = _choose(sites, hulls, where, functions)
     recipe = Recipe(hull, bases, init, groups, channel_dim, parametrization, share, inner_scale)
+    choice = Choice(where, functions, hulls)
+    given = example_inputs is not None
+    example_inputs = default_inputs(model) if example_inputs is None else example_inputs
     if example_inputs is None and recipe.infers_channels:
         raise ValueError(
             f"groups={groups!r} needs example_inputs, to find and to count the channels; or give groups as a number "
@@ -113,80 +122,162 @@ def replace_activations(
         )
     structure = Structure(model)
     try:
-        if example_inputs is None:
-            swap(model, sites, recipe.make(model, chosen, {}))
-        else:
-            _swap_and_compare(model, sites, chosen, recipe, Comparison(model, example_inputs, backward=True), structure)
+        if example_inputs is None or not _swap_observed(model, choice, recipe, example_inputs, compare, given):
+            _swap_modules(model, choice, recipe)
     except BaseException:
         structure.restore()
         raise
     expect_optimizer(model)
-    return model
+    return whole
 
 
-def _swap_and_compare(
+def _swap_modules(model: nn.Module, choice: Choice, recipe: Recipe) -> None:
+    """Replace modules, without running the model."""
+    sites = module_sites(model)
+    chosen = choice.select(sites)
+    shared = {site.name: site.name for site in chosen}
+    if twice := called_twice(chosen):
+        warnings.warn(
+            f"the code calls {', '.join(twice)} in several places, which share a hull; with example_inputs, each gets "
+            "its own",
+            stacklevel=3,
+        )
+    swap(model, sites, recipe.make(model, chosen, {}), {})
+    keep(model, sites, shared)
+
+
+def _swap_observed(
+    model: nn.Module, choice: Choice, recipe: Recipe, inputs: Inputs, compare: bool, given: bool
+) -> bool:
+    """Replace what runs on example inputs; return whether the model does run on those it knows itself."""
+    try:
+        comparison = Comparison(model, inputs, backward=compare, observe=True)
+    except Exception:
+        if given:
+            raise
+        return False  # its own inputs do not fit
+    before = Structure(model)
+    together: set[object] = set()
+    while True:
+        sites = observed_sites(model, comparison.calls, comparison.ran, together)
+        chosen = choice.select(sites)
+        try:
+            hulls = _swap_and_prove(model, sites, chosen, recipe, comparison, compare)
+        except NotProvenError as error:
+            before.restore()
+            _give_up(error.sites, error.reason)
+        except UndecidedError as error:
+            before.restore()
+            together |= error.spots
+        except RuntimeError as error:
+            before.restore()
+            if compare and not comparison.repeats(model):
+                raise RuntimeError(
+                    "the original model is not deterministic: with the same random numbers, its outputs differ between "
+                    "runs and cannot be compared; give compare=False"
+                ) from None
+            blamed = _find_blamed(chosen, lambda part: _is_proven(model, sites, part, comparison))  # noqa: B023
+            if len(blamed) in (0, len(chosen)):
+                raise
+            _give_up(blamed, f"a hull there changes what the model computes: {error}")
+        else:
+            break
+    keep(model, sites, hulls)
+    made = {site.name: model.get_submodule(site.name) for site in chosen}
+    for shared in set(made.values()):
+        vars(shared)["compared"] = comparison.modes if compare else ""
+    return True
+
+
+def _is_proven(model: nn.Module, sites: Sequence[Site], part: Sequence[Site], comparison: Comparison) -> bool:
+    """Return whether a part of the sites can be replaced without the others; the model is unchanged afterwards."""
+    before = Structure(model)
+    try:
+        _swap_and_prove(model, sites, part, Recipe(), comparison, compare=True)
+    except (RuntimeError, UndecidedError, ValueError):
+        return False
+    finally:
+        before.restore()
+    return True
+
+
+def _find_blamed(sites: Sequence[Site], is_proven: Callable[[Sequence[Site]], bool]) -> list[Site]:
+    """Return the sites that cannot be replaced even alone, by halving."""
+    if is_proven(sites):
+        return []
+    if len(sites) == 1:
+        return list(sites)
+    middle = len(sites) // 2
+    return [*_find_blamed(sites[:middle], is_proven), *_find_blamed(sites[middle:], is_proven)]
+
+
+def _give_up(sites: Iterable[Site], reason: str) -> None:
+    """List sites with a reason from now on."""
+    for site in sites:
+        for call in site.calls:
+            call.reading = Reading(call.reading.known, call.reading.in_place, reason)
+
+
+class UndecidedError(Exception):
+    """Raised for expressions in a loop whose iterations do not decide which hull is called."""
+
+    def __init__(self, spots: set[Spot]) -> None:
+        super().__init__("a hull cannot be chosen by the iteration of a loop")
+        self.spots = spots
+
+
+def _swap_and_prove(
     model: nn.Module,
     sites: Sequence[Site],
     chosen: Sequence[Site],
     recipe: Recipe,
     comparison: Comparison,
-    before: Structure,
-) -> None:
-    """Put hulls in and compare outputs. If the hulls start as other functions, compare with default hulls first."""
-    channels: dict[str, Channels] = {}
-    starts_as_original = not recipe.infers_channels
-    if starts_as_original:
-        hulls = recipe.make(model, chosen, {})
-        starts_as_original = all(starts_alike(hulls[site.name], site) for site in chosen)
-    if not starts_as_original:
-        swap(model, sites, Recipe().make(model, chosen, {}))
-        _check(model, comparison, before)
+    compare: bool,
+) -> Mapping[str, Hull]:
+    """Put hulls in and prove the swap. If the hulls start as other functions, prove it with default hulls first."""
+    before = Structure(model)
+    channels = {site.name: _find_channels(site, recipe) for site in chosen} if recipe.infers_channels else {}
+    hulls = recipe.make(model, chosen, channels)
+    is_alike = all(starts_alike(hulls[site.name], site) for site in chosen)
+    plain = hulls if is_alike else Recipe().make(model, chosen, {})
+    swap(model, sites, plain, {})
+    turns, undecided = learn_turns(chosen, lambda mode: comparison.run_mode(model, mode), comparison.expected)
+    if undecided:
+        raise UndecidedError(undecided)
+    if turns:
         before.restore()
-        if recipe.infers_channels:
-            channels = {site.name: _find_channels(comparison, site.name, recipe) for site in chosen}
-        hulls = recipe.make(model, chosen, channels)
-    comparison.shapes.clear()
-    swap(model, sites, hulls)
-    if all(starts_alike(hulls[site.name], site) for site in chosen):
-        _check(model, comparison, before)
-    else:
-        comparison.run_changed(model)
-    made = {site.name: model.get_submodule(site.name) for site in chosen}
-    reached = {made[name] for name in made if name in comparison.shapes}
-    for shared in set(made.values()):
-        vars(shared)["compared"] = comparison.modes if shared in reached else NOT_REACHED
-
-
-def _check(model: nn.Module, comparison: Comparison, before: Structure) -> None:
-    """Compare outputs. If they differ, test whether those of the original model are reproducible."""
-    try:
-        comparison.check(model)
-    except RuntimeError:
+        swap(model, sites, plain, turns)
+    if compare:
+        comparison.check_calls(model, comparison.check(model), {site.name: site for site in chosen})
+    if not is_alike:
         before.restore()
-        if not comparison.repeats(model):
-            raise RuntimeError(
-                "the original model is not deterministic: with the same random numbers, its outputs differ between "
-                "runs and cannot be compared; omit example_inputs"
-            ) from None
-        raise
+        swap(model, sites, hulls, turns)
+        if compare:
+            comparison.run_changed(model)
+    return hulls
 
 
-def _find_channels(comparison: Comparison, name: str, recipe: Recipe) -> Channels:
+def _find_channels(site: Site, recipe: Recipe) -> Channels:
     """Return the number of groups and the channel dimension of a site."""
-    if name not in comparison.shapes:
-        raise ValueError(f"example_inputs do not reach {name}; exclude it with where, or give groups as a number")
-    shape, dim = tuple(comparison.shapes[name].shape), recipe.channel_dim
+    shape, dim = site.calls[-1].shape, recipe.channel_dim
     if dim is None:
-        dims = comparison.channel_dims.get(name, {None})
+        dims = {call.channel_dim for call in site.calls if call.run[0] == "training"}
         (dim,) = dims if len(dims) == 1 else (None,)
         if dim is None:
             raise ValueError(
-                f"cannot infer the channel dimension of the input of {name}, of shape {shape}; give "
+                f"cannot infer the channel dimension of the input of {site.name}, of shape {shape}; give "
                 "channel_dim: 1 as in convolutions, -1 in transformers, with where to choose sites"
             )
     if not -len(shape) <= dim < len(shape):
-        raise ValueError(f"channel_dim={dim}: the input of {name} has shape {shape}, without that dimension")
+        raise ValueError(f"channel_dim={dim}: the input of {site.name} has shape {shape}, without that dimension")
     return shape[dim] if recipe.groups == "channels" else recipe.groups, dim  # type: ignore[return-value]
+
+
+def _unwrap(model: nn.Module) -> nn.Module:
+    """Return the module inside nn.DataParallel and torch.compile."""
+    while isinstance(model, nn.DataParallel) or type(model).__name__ == "OptimizedModule":
+        model = model.module if isinstance(model, nn.DataParallel) else model._orig_mod  # type: ignore[assignment]
+    return model
 
 
 def _check_model(model: nn.Module) -> None:
@@ -204,32 +295,51 @@ def _check_model(model: nn.Module) -> None:
             raise TypeError(f"{where}, which is quantized; replace the activations first, then quantize")
 
 
-def _choose(
-    sites: list[Site], hulls: list[str], where: Choice | Iterable[Choice] | None, functions: Iterable[str] | None
-) -> list[Site]:
-    present = f"the model has {len(hulls)} hulls already, such as {hulls[0]}" if hulls else ""
-    if not sites and present:
-        raise ValueError(f"{present}, and no other activations; hullo.summary lists them, hullo.fold removes them")
-    if not sites:
-        raise ValueError("no activations were found in the model; to replace a single activation, make a hull yourself")
-    families, members = _read_functions(functions)
-    choices = _read_choices(where)
-    replaceable = [s for s in sites if not s.reason and (s.known.family in families or s.known.name in members)]
-    chosen = [site for site in replaceable if choices is None or any(_matches(site, choice) for choice in choices)]
-    if not chosen and replaceable:
-        listed = ", ".join(site.name for site in replaceable[:8])
-        raise ValueError(
-            f"where={where!r} matches none of {len(replaceable)} sites: {listed}{', ...' if replaceable[8:] else ''}"
-        )
-    if not chosen:
-        listed = "; ".join(
-            f"{site.name or 'the model'} ({site.function}): "
-            + (why_not_replaced(site, False) if site.reason or functions is None else f"excluded by {functions=}")
-            for site in sites[:8]
-        )
-        listed += "; ..." if sites[8:] else ""
-        raise ValueError(f"{present or 'the model has no hulls'}, and no activation can be replaced: {listed}")
-    return chosen
+class Choice:
+    """Select sites by `where` and `functions`; `hulls` are the names of those that the model has already."""
+
+    def __init__(self, where: Where, functions: Iterable[str] | None, hulls: Sequence[str]) -> None:
+        self._where, self._functions, self._hulls = where, functions, hulls
+        self._families, self._members = _read_functions(functions)
+        self._choices = _read_choices(where)
+
+    def select(self, sites: Sequence[Site]) -> list[Site]:
+        """Return the chosen sites; raise ValueError if there are none."""
+        hulls = self._hulls
+        present = f"the model has {len(hulls)} hulls already, such as {hulls[0]}" if hulls else ""
+        if not sites and present:
+            raise ValueError(f"{present}, and no other activations; hullo.summary lists them, hullo.fold removes them")
+        if not sites:
+            raise ValueError(
+                "no activations were found in the model; to replace a single activation, make a hull yourself"
+            )
+        replaceable = [site for site in sites if not site.reason and self._has_function(site)]
+        chosen = [
+            site
+            for site in replaceable
+            if self._choices is None or any(_matches(site, choice) for choice in self._choices)
+        ]
+        if not chosen and replaceable:
+            listed = ", ".join(site.name for site in replaceable[:8])
+            more = ", ..." if replaceable[8:] else ""
+            raise ValueError(f"where={self._where!r} matches none of {len(replaceable)} sites: {listed}{more}")
+        if not chosen and (counts := count_mentions(sites)):
+            what = "no other module" if present else "no module"
+            raise ValueError(
+                f"{what} can be replaced; the source calls functions: {counts}; example_inputs= finds them"
+            )
+        if not chosen:
+            listed = "; ".join(f"{site.name or 'the model'} ({site.function}): {self._why(site)}" for site in sites[:8])
+            listed += "; ..." if sites[8:] else ""
+            raise ValueError(f"{present or 'the model has no hulls'}, and no activation can be replaced: {listed}")
+        return chosen
+
+    def _has_function(self, site: Site) -> bool:
+        return site.known.family in self._families or site.known.name in self._members
+
+    def _why(self, site: Site) -> str:
+        is_excluded = not site.reason and self._functions is not None
+        return f"excluded by functions={self._functions}" if is_excluded else why_not_replaced(site, False)
 
 
 def _read_functions(given: Iterable[str] | None) -> tuple[set[str], set[str]]:
@@ -251,7 +361,7 @@ def _read_functions(given: Iterable[str] | None) -> tuple[set[str], set[str]]:
     return families, members
 
 
-def _read_choices(where: Choice | Iterable[Choice] | None) -> list[Choice] | None:
+def _read_choices(where: Where) -> list[Selector] | None:
     """Return what `where` selects as a list; None for all sites."""
     if where is None:
         return None
@@ -265,7 +375,7 @@ def _read_choices(where: Choice | Iterable[Choice] | None) -> list[Choice] | Non
     return given
 
 
-def _matches(site: Site, choice: Choice) -> bool:
+def _matches(site: Site, choice: Selector) -> bool:
     if isinstance(choice, str):
         return fnmatch.fnmatchcase(site.name, choice)
     return isinstance(site.module, choice) if isinstance(choice, type) else bool(choice(site))

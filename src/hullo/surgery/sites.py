@@ -1,21 +1,30 @@
-"""Describe the sites of a model where activations are, and set modules there."""
+"""Group the observed calls of activations into sites, and choose where the hull of each is stored."""
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
-from collections.abc import Hashable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import nn
+from torch.fx import GraphModule
+from torch.nn.utils.parametrize import ParametrizationList
 
 from hullo.modules import Hull
-from hullo.surgery.recognize import Known, Reading
-from hullo.surgery.rewrite.findings import Call
-from hullo.surgery.rewrite.write import PerIteration, put_children
+from hullo.recognition.known import Known, Reading
+from hullo.surgery.observe import Call
+from hullo.surgery.source import call_at
+from hullo.surgery.write import PerIteration, put_children, why_not_rewritten
+
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_ONE_MODE = "training and evaluation mode call other activations here, and which of them answer each other is not clear"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Site:
     """Describe a site of a model where an activation is.
 
@@ -29,42 +38,28 @@ class Site:
 
     name: str
     function: str
-    module: nn.Module | None
+    module: nn.Module | None = None
     place: str = ""
     reason: str = ""
-    reading: Reading | None = None
-    slot: Slot | None = None
+    reading: Reading = field(default_factory=lambda: Reading(None))
     calls: Sequence[Call] = ()
-    group: object = None  # the same for all sites of one attribute
+    slots: Sequence[Slot] = ()
+    edited: Sequence[Call] = ()  # one call for each expression that is changed to call the hull
 
     @property
     def known(self) -> Known:
         """Return the function there, for a site without a reason."""
-        assert self.reading is not None  # noqa: S101
         assert self.reading.known is not None  # noqa: S101
         return self.reading.known
 
 
 @dataclass(frozen=True, eq=False)
 class Slot:
-    """Describe where a hull is stored.
-
-    Args:
-        parent: the module whose child it is.
-        name: its name there.
-        key: its key in a ModuleDict of that name, for a call in a loop with one hull per iteration.
-        reused: whether the replaced activation has this name: calls need not change.
-    """
+    """Describe where a hull is stored: a child of a module, or for a loop, one of several below a child."""
 
     parent: nn.Module
     name: str
     key: str = ""
-    reused: bool = False
-
-    @property
-    def is_new(self) -> bool:
-        """Return whether a hull there is an additional child of the module."""
-        return bool(self.key) or not isinstance(self.parent._modules.get(self.name), nn.Module)
 
     def put(self, module: nn.Module) -> None:
         """Store a module here."""
@@ -99,6 +94,260 @@ class Names:
             number += 1
         self.taken.add(f"{stem}_{number}")
         return f"{stem}_{number}"
+
+
+Group = list[Call]  # the calls that share a hull
+
+
+def group_calls(calls: Sequence[Call], together: Collection[object] = ()) -> list[Group]:
+    """Return the calls that share a hull, in the order of the first.
+
+    These are the calls by one expression in one module. In a loop, only those after the same submodule with weights
+    share a hull. An expression that runs in training mode only shares it with the one that takes its place in
+    evaluation mode. The calls of the expressions in `together` share a hull also in a loop.
+    """
+    by_spot: dict[Hashable, Group] = defaultdict(list)
+    for call in calls:
+        by_spot[call.spot].append(call)
+    groups: list[Group] = []
+    for same in by_spot.values():
+        by_turn: dict[Hashable, Group] = defaultdict(list)
+        is_split = _is_split(same)
+        for call in same:
+            turn = (call.last if is_split else None, _function([call]))
+            by_turn[() if same[0].spot in together else turn].append(call)
+        groups += by_turn.values()
+    order = {id(call): n for n, call in enumerate(calls)}
+    return _join_modes(sorted(groups, key=lambda group: order[id(group[0])]))
+
+
+def _is_split(calls: Group) -> bool:
+    """Return whether an expression runs in a loop over different submodules, each equally often."""
+    runs: dict[Hashable, list[int | None]] = defaultdict(list)
+    for call in calls:
+        runs[call.run].append(call.last)
+    return any(len(set(lasts)) > 1 and len(set(Counter(lasts).values())) == 1 for lasts in runs.values())
+
+
+def _modes(group: Group) -> set[str]:
+    return {call.run[0] for call in group}
+
+
+def _join_modes(groups: list[Group]) -> list[Group]:
+    """Join groups of one module that run in one mode only, and take the place of each other."""
+    if len({mode for group in groups for mode in _modes(group)}) < 2:
+        return groups
+    by_owner: dict[int, list[Group]] = defaultdict(list)
+    for group in groups:
+        by_owner[id(group[0].owner)].append(group)
+    joined: dict[int, Group] = {}  # the other group, by the id of the one that is kept
+    for own in by_owner.values():
+        pending: dict[str, list[Group]] = defaultdict(list)
+        for n in range(len(own) + 1):
+            if n < len(own) and len(_modes(own[n])) == 1:
+                pending[next(iter(_modes(own[n])))].append(own[n])
+                continue
+            first, second = (*pending.values(), [], [])[:2]
+            if first and second:
+                alike = [_function(a) for a in first] == [_function(b) for b in second]
+                for a, b in zip(first, second, strict=False) if alike else ():
+                    joined[id(a)] = b
+                if not alike:
+                    for item in (*first, *second):
+                        for call in item:
+                            call.reading = Reading(call.reading.known, call.reading.in_place, _ONE_MODE)
+            pending.clear()
+    others = {id(group) for group in joined.values()}
+    return [group + joined.get(id(group), []) for group in groups if id(group) not in others]
+
+
+def _function(group: Group) -> Hashable:
+    return group[0].reading.known, group[0].reading.in_place
+
+
+class Planner:
+    """Decide for each group of calls where its hull is stored, and which expressions are changed."""
+
+    def __init__(self, model: nn.Module, groups: Sequence[Group]) -> None:
+        self.model, self.groups = model, groups
+        self.paths = {id(module): name for name, module in model.named_modules()}
+        self.registered: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
+        for parent in model.modules():
+            for name, child in parent._modules.items():
+                if child is not None:
+                    self.registered[id(child)].append((parent, name))
+        self.names = {id(module): Names(module) for module in model.modules()}
+        self.of_module: dict[int, list[Group]] = defaultdict(list)
+        self.of_spot: dict[Hashable, list[Group]] = defaultdict(list)
+        self.of_attribute: dict[Hashable, list[Group]] = defaultdict(list)
+        for group in groups:
+            for callee in {id(call.callee): call for call in group if call.callee is not None}:
+                self.of_module[callee].append(group)
+            for spot in dict.fromkeys(call.spot for call in group):
+                self.of_spot[spot].append(group)
+            self.of_attribute[_attribute(group[0])].append(group)
+        self.containers: dict[Hashable, tuple[nn.Module, str]] = {}
+
+    def sites(self) -> list[Site]:
+        return [self._site(group) for group in self.groups]
+
+    def _name(self, parent: nn.Module | None, *parts: str) -> str:
+        return ".".join(part for part in (self.paths.get(id(parent), ""), *parts) if part)
+
+    def _site(self, group: Group) -> Site:
+        call = group[0]
+        reading = call.reading
+        module = next((item.callee for item in group if item.callee is not None), None)
+        names = (item.reading.known.spelling if item.reading.known else item.what for item in group)
+        function = ", ".join(dict.fromkeys(names))
+        reason = reading.reason or _why_not(group)
+        slots: Sequence[Slot] = ()
+        edited: Sequence[Call] = ()
+        if not reason and reading.known is not None:
+            slots, edited = self._place(group, module)
+            reason = next((why for item in edited if (why := why_not_edited(item))), "")
+        if reason or not slots:
+            at = self.registered.get(id(module), [])
+            name = self._name(*at[0]) if at else self._name(call.owner)
+            return Site(name, function, module, "" if at else call.place, reason, reading, group)
+        slot = slots[0]
+        several = len(self.of_module.get(id(module), ())) > 1
+        place = call.place if module is None or several else ""
+        return Site(
+            self._name(slot.parent, slot.name, slot.key), function, module, place, "", reading, group, slots, edited
+        )
+
+    def _place(self, group: Group, module: nn.Module | None) -> tuple[Sequence[Slot], Sequence[Call]]:
+        """Return the slots of the hull, and the calls to change."""
+        firsts = list({call.spot: call for call in group}.values())
+        call = firsts[0]
+        assert call.reading.known is not None  # noqa: S101
+        if len(self.of_spot[call.spot]) > 1 and not self._is_in_sequence(group):  # a loop over submodules
+            owner: Any = call.owner
+            if call.spot not in self.containers:
+                own = [name for parent, name in self.registered.get(id(module), ()) if parent is owner]
+                is_only = len(self.of_module.get(id(module), ())) == len(self.of_spot[call.spot])
+                stem = own[0] if own else call.reading.known.family
+                name = own[0] if own and is_only else self.names[id(owner)].take(stem, 2 if own else 1)
+                self.containers[call.spot] = owner, name
+            owner, name = self.containers[call.spot]
+            key = next(n for n, item in enumerate(self.of_spot[call.spot]) if item is group)
+            return [Slot(owner, name, str(key))], firsts
+        reused = self._reused(group)
+        if reused:
+            served = {id(item.callee) for item in group if id(item.callee) in self.registered} | {id(None)}
+            held = _attribute(call) if module is None else None
+            free = [item for item in firsts if id(item.callee) in served and (item.callee is not None or held)]
+            return reused, [item for item in firsts if item not in free]
+        owner = call.owner
+        stem, number = call.reading.known.family, 1
+        if module is not None and self.registered.get(id(module)):
+            parent, name = self.registered[id(module)][0]
+            stem, number = name if name.isidentifier() else self._name(parent, name), 2
+        if owner is None:
+            return [Slot(self.model, stem)], firsts  # refused, since nothing can be changed
+        return [Slot(owner, self.names[id(owner)].take(stem, number))], firsts
+
+    def _is_in_sequence(self, group: Group) -> bool:
+        """Return whether nn.Sequential calls a module that it has under several names, once for each."""
+        owner, module = group[0].owner, group[0].callee
+        own = [name for parent, name in self.registered.get(id(module), ()) if parent is owner]
+        of_owner = [item for item in self.of_module.get(id(module), ()) if any(call.owner is owner for call in item)]
+        return isinstance(owner, nn.Sequential) and len(own) == len(of_owner) > 1
+
+    def _reused(self, group: Group) -> list[Slot]:
+        """Return the children or attributes that the hull can take the place of, so that calls need not change."""
+        found: list[Slot] = []
+        for module in {id(call.callee): call.callee for call in group if call.callee is not None}.values():
+            at = self.registered.get(id(module), [])
+            groups = self.of_module[id(module)]
+            if len(groups) > 1:
+                owner = next(call.owner for call in group if call.callee is module)
+                own = [(parent, name) for parent, name in at if parent is owner]
+                of_owner = [item for item in groups if any(call.owner is owner for call in item)]
+                if self._is_in_sequence(group):
+                    own = [own[next(n for n, item in enumerate(of_owner) if item is group)]]
+                elif not own:
+                    own = at if _keeper(groups) is group else []
+                elif _keeper(of_owner) is not group:
+                    own = []
+                at = own
+            found += [Slot(parent, name) for parent, name in at]
+        attribute = _attribute(group[0])
+        if not found and group[0].callee is None and attribute and len(self.of_attribute[attribute]) == 1:
+            holder: Any = group[0].owner
+            name = attribute[1]
+            if name in vars(holder) and not hasattr(type(holder), name):
+                found.append(Slot(holder, name))
+        return found
+
+
+def _keeper(groups: Sequence[Group]) -> Group:
+    """Return the group that keeps the module: one without a hull, one whose calls cannot change, or the first."""
+    left = [group for group in groups if group[0].reading.reason or _why_not(group)]
+    return next(iter([*left, *(group for group in groups if any(map(why_not_edited, group)))]), groups[0])
+
+
+def _attribute(call: Call) -> tuple[int, str] | None:
+    """Return the module and the name of the attribute that a call calls, as in ``self.activation(x)``."""
+    method = call.method
+    node = None if method is None else call_at(method[2], call.position)
+    if method is None or node is None or not isinstance(node.func, ast.Attribute):
+        return None
+    value = node.func.value
+    is_self = isinstance(value, ast.Name) and value.id == method[2].__code__.co_varnames[0]
+    return (id(call.owner), node.func.attr) if is_self else None
+
+
+def _why_not(group: Group) -> str:
+    """Return why no hull can take the place of a group of calls; empty if one can."""
+    for call in group:
+        if isinstance(call.owner, ParametrizationList):
+            return "it parametrizes a weight"
+        if call.helper:
+            return f"{call.helper} calls it, which is not a method of a module of the model"
+    if len({_function([call]) for call in group}) > 1:
+        return "one expression calls different functions"
+    if len({id(call.owner) for call in group}) > 1 and any(call.callee is None for call in group):
+        return "it is called from several modules"
+    return ""
+
+
+def why_not_edited(call: Call) -> str:
+    """Return why the expression of a call cannot be changed to call a hull; empty if it can."""
+    if call.owner is None or call.code is None:
+        return "its calls must be changed, but no method of the model makes them"
+    if isinstance(call.owner, _CONTAINERS) and type(call.owner).__module__.startswith("torch."):
+        return f"its calls must be changed, but {type(call.owner).__name__} makes them"
+    if isinstance(call.owner, GraphModule):
+        return "its calls must be changed, but they are in a traced graph; replace before tracing"
+    method = call.method
+    if method is None:
+        return "its calls must be changed, but no method of the model makes them"
+    node = call_at(method[2], call.position)
+    if node is None:
+        return f"its calls must be changed, but the source of {method[2].__qualname__} is unavailable"
+    if input_of(node, call.argument) is None:
+        return "the arguments of its calls are not written out"
+    return why_not_rewritten(type(call.owner), method)
+
+
+def input_of(node: ast.Call, argument: tuple[int, str] = (0, "")) -> ast.expr | None:
+    """Return the input in a call of an activation: an argument, or the object of a method; None if not written out."""
+    if any(isinstance(item, ast.Starred) for item in node.args) or not all(item.arg for item in node.keywords):
+        return None
+    index, name = argument
+    named = [item.value for item in node.keywords if item.arg in (name or "input",)]
+    if index < len(node.args):
+        return node.args[index]
+    if not named and len(node.keywords) == 1 and not node.args and not name:
+        named = [node.keywords[0].value]
+    if named:
+        return named[0]
+    return node.func.value if isinstance(node.func, ast.Attribute) and not node.args and not node.keywords else None
+
+
+# Hulls
 
 
 def _as_module(caller: str, model: object) -> nn.Module:

@@ -17,16 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from hullo.gating import named_callers
-from hullo.surgery.isolation import random_states, set_random_states
-from hullo.surgery.rewrite.write import rewritten
 
-Inputs = Tensor | tuple[Any, ...] | Mapping[str, Any]
+Inputs = Tensor | tuple[Any, ...] | Mapping[str, Any] | Callable[[nn.Module], Any]
 
 _CONTAINERS = (dict, OrderedDict, defaultdict, Counter, list, deque, set)
 _OPAQUE = (nn.Module, type, types.ModuleType, types.FunctionType, types.MethodType, torch.device, torch.dtype)
-_PROBE = "_hullo_probe"
 _UNCOPIED = (type(threading.Lock()), type(threading.RLock()), types.ModuleType)
-_COPY_METHODS = ("__deepcopy__", "__copy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__")
 
 
 class Structure:
@@ -45,21 +41,34 @@ class Structure:
             module._modules.update(children)
 
 
+Clones = dict[int, tuple[Tensor, int, Tensor]]  # tensors, their versions and values, by id
+
+
 class State:
     """Snapshot of the state that running a model may change: tensors, gradients, attributes, children, generators.
 
-    NumPy's arrays and generators are part of it.
+    NumPy's arrays and generators are part of it. Values in `clones` of tensors that have not changed since are used.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, clones: Clones | None = None) -> None:
         contents = _contents(model)
         tensors = [item for item in contents if isinstance(item, Tensor)]
         leaves = [item for item in tensors if item.is_leaf]
+        self._clones = {} if clones is None else clones
         self._containers = [(item, copy.copy(item)) for item in contents if type(item) in _CONTAINERS]
-        self._tensors = [(item, item.detach().clone()) for item in tensors if not item.is_meta]
+        self._tensors = [item for item in tensors if not item.is_meta]
+        for item in self._tensors:
+            if id(item) not in self._clones or self._has_changed(item):
+                self._clones[id(item)] = item, version_of(item), item.detach().clone()
         self._gradients = [(item, item.grad, None if item.grad is None else item.grad.clone()) for item in leaves]
         self._undo = [undo for item in contents if (undo := _undo(item)) is not None]
 
+    def _has_changed(self, item: Tensor) -> bool:
+        _, version, values = self._clones[id(item)]
+        is_counted = isinstance(item, nn.Parameter) and version >= 0  # batch norm updates its buffers without counting
+        return not is_counted or version != version_of(item) or values.shape != item.shape
+
+    @torch.no_grad()
     def restore(self) -> None:
         """Undo all changes since the snapshot."""
         for container, content in self._containers:
@@ -68,18 +77,24 @@ class State:
                 container.extend(content)
             else:
                 container.update(content)
-        with torch.no_grad():
-            for tensor, values in self._tensors:
+        for tensor in self._tensors:
+            if self._has_changed(tensor):
+                values = self._clones[id(tensor)][2]
                 if tensor.shape != values.shape:
                     tensor.data = values.clone()
                 else:
                     tensor.data.copy_(values)
-            for tensor, gradient, gradient_values in self._gradients:
-                tensor.grad = gradient
-                if gradient is not None and gradient_values is not None:
-                    gradient.copy_(gradient_values)
+        for tensor, gradient, gradient_values in self._gradients:
+            tensor.grad = gradient
+            if gradient is not None and gradient_values is not None:
+                gradient.copy_(gradient_values)
         for undo in self._undo:
             undo()
+
+
+def version_of(x: Tensor) -> int:
+    """Return how often a tensor was changed in place; -1 if PyTorch does not count."""
+    return -1 if x.is_inference() else x._version
 
 
 def _undo(item: Any) -> Callable[[], object] | None:
@@ -135,15 +150,19 @@ def _collect(value: Any, contents: dict[int, Any]) -> None:
 
 
 @contextlib.contextmanager
-def restored(model: nn.Module) -> Iterator[None]:
+def restored(model: nn.Module, clones: Clones | None = None) -> Iterator[None]:
     """Restore a model and all random number generators at exit, also hooks that were registered inside."""
     devices: dict[str, set[int]] = defaultdict(set)
     for tensor in [*model.parameters(), *model.buffers()]:
         if tensor.device.index is not None:
             devices[tensor.device.type].add(tensor.device.index)
+    numpy = sys.modules.get("numpy")
     with contextlib.ExitStack() as stack:
-        stack.callback(State(model).restore)
-        stack.callback(set_random_states, random_states())
+        stack.callback(State(model, clones).restore)
+        stack.callback(torch.set_rng_state, torch.get_rng_state())
+        stack.callback(random.setstate, random.getstate())
+        if numpy is not None:
+            stack.callback(numpy.random.set_state, numpy.random.get_state())
         for kind, numbers in devices.items():
             if hasattr(torch.get_device_module(kind), "get_rng_state"):
                 stack.enter_context(torch.random.fork_rng(devices=numbers, device_type=kind))
@@ -161,7 +180,10 @@ def hook_inputs(model: nn.Module, record: Callable[[str, Tensor], None]) -> None
 
 
 def run(model: nn.Module, inputs: Inputs) -> Any:
-    """Call a model with copies of inputs, which it may overwrite."""
+    """Call a model with copies of inputs, which it may overwrite; or call a function of the model."""
+    if callable(inputs) and not isinstance(inputs, Tensor):
+        function: Callable[[nn.Module], Any] = inputs
+        return function(model)
     inputs_copy = _copy_inputs(inputs)
     if isinstance(inputs_copy, Mapping):
         return model(**inputs_copy)
@@ -216,48 +238,3 @@ def _uncopyable_attribute(model: nn.Module, memo: dict[int, Any]) -> str:
             except Exception:
                 return f" because of {'.'.join(part for part in (name, attribute) if part)}"
     return ""
-
-
-def customizes_copying(module: nn.Module) -> bool:
-    """Return whether a class other than PyTorch's defines how a module is copied or pickled."""
-    classes = [
-        cls for cls in type(module).__mro__ if cls.__module__.partition(".")[0] not in ("torch", "builtins", "hullo")
-    ]
-    return any(name in vars(cls) for cls in classes for name in _COPY_METHODS)
-
-
-def loses_children(module: nn.Module) -> str:
-    """Return why copies of a module would lose a new child; empty if they keep it, or cannot be made anyway."""
-    if customizes_copying(module) and not all(
-        _keeps_new_child(module, make_copy) for make_copy in (copy.deepcopy, _copy_by_pickle)
-    ):
-        return f"{type(module).__qualname__} defines how it is copied, and its copies would lose a hull"
-    return ""
-
-
-def _keeps_new_child(module: nn.Module, make_copy: Any) -> bool:
-    """Return whether a copy has a child that the module was given; true if it cannot be copied in the first place."""
-    shared = [*module.parameters(), *module.buffers(), *module._modules.values()]
-    memo = {id(item): item for item in shared}
-    try:
-        make_copy(module, dict(memo))
-    except Exception:
-        return True
-    structure = Structure(module)
-    try:
-        module.__class__ = rewritten(module, {})
-        module._modules[_PROBE] = nn.Identity()
-        return _PROBE in make_copy(module, dict(memo))._modules
-    except Exception:
-        return False
-    finally:
-        structure.restore()
-
-
-def _copy_by_pickle(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
-    """Return a copy made as by pickling."""
-    reduced: Any = module.__reduce_ex__(4)
-    module_copy: nn.Module = reduced[0](*reduced[1])
-    if len(reduced) > 2 and isinstance(reduced[2], dict):
-        module_copy.__setstate__({name: copy.copy(item) for name, item in reduced[2].items()})  # type: ignore[no-untyped-call]
-    return module_copy

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from torch import nn
 
 from hullo.modules import Hull, without_rounding
-from hullo.surgery.find import find_sites
-from hullo.surgery.recognize import AMBIGUOUS
+from hullo.recognition.known import AMBIGUOUS
+from hullo.surgery.find import NO_INPUTS, count_mentions, default_inputs, module_sites, observed_sites
+from hullo.surgery.prove import Comparison
 from hullo.surgery.sites import Site, named_hulls, parameters_key
+from hullo.surgery.state import Inputs
 
-NOT_REACHED = "not reached"
+KEPT = "_hullo_kept"
+"""Name of the attribute of a swapped model that lists what was not replaced: name, function, place and reason."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,12 +41,15 @@ class Summary:
         not_replaced = [
             (site.name or "(the model)", site.function, why_not_replaced(site, is_swapped))
             for site in self.not_replaced
+            if site.reason != NO_INPUTS
         ]
         parts = []
         if replaced:
             parts.append(_table(("hull", "bases", "coefficients", "replaced"), replaced))
         if not_replaced:
             parts.append(_table(("not replaced", "function", "why"), not_replaced))
+        if counts := count_mentions(self.not_replaced):
+            parts.append(f"the source also calls functions: {counts}; example_inputs= finds them")
         if swapped := {name: hull for name, hull in self.hulls.items() if hasattr(hull, "replaced")}:
             parts.append(_comparison(swapped))
         return "\n\n".join(parts) or "no hulls, and no activations were found"
@@ -51,10 +57,10 @@ class Summary:
     __repr__ = __str__
 
 
-def summary(model: nn.Module) -> Summary:
+def summary(model: nn.Module, *, example_inputs: Inputs | None = None) -> Summary:
     """List the hulls of a model (name, bases, coefficients, replaced activation) and other activations, with reasons.
 
-    Before `replace_activations` it shows what would be found.
+    Before :func:`hullo.replace_activations` it shows what that would find, with the same `example_inputs`.
 
     Example:
         >>> import torch, hullo
@@ -77,17 +83,42 @@ def summary(model: nn.Module) -> Summary:
         for name, module in model.named_modules(remove_duplicate=False)
         if isinstance(module, Hull) and name != first[module]
     }
-    return Summary(hulls, tuple(find_sites(model)), shared)
+    kept = vars(model).get(KEPT)
+    if kept is not None and example_inputs is None:
+        sites = [Site(name, function, None, place, reason) for name, function, place, reason in kept]
+    else:
+        sites = _find(model, default_inputs(model) if example_inputs is None else example_inputs, example_inputs)
+    return Summary(hulls, tuple(sites), shared)
+
+
+def _find(model: nn.Module, inputs: Inputs | None, given: Inputs | None) -> list[Site]:
+    try:
+        if inputs is not None:
+            comparison = Comparison(model, inputs, observe=True)
+            return observed_sites(model, comparison.calls, comparison.ran, set())
+    except Exception:
+        if given is not None:
+            raise
+    return module_sites(model)
+
+
+def keep(model: nn.Module, sites: Iterable[Site], replaced: Collection[str]) -> None:
+    """Store with a model which sites were not replaced, and why, as plain text."""
+    left = [site for site in sites if site.reason or site.name not in replaced]
+    vars(model)[KEPT] = tuple((site.name, site.function, site.place, _why(site, True)) for site in left)
 
 
 def why_not_replaced(site: Site, is_swapped: bool) -> str:
     """Return why a site is not a hull, and the line that calls it; `is_swapped` is whether others were replaced."""
-    where = f" ({site.place})" if site.place else ""
+    return _why(site, is_swapped) + (f" ({site.place})" if site.place else "")
+
+
+def _why(site: Site, is_swapped: bool) -> str:
     if site.reason:
-        return site.reason + where
+        return site.reason
     if site.known.family in AMBIGUOUS:
-        return "replaced only if named in functions" + where
-    return ("not selected by where or functions" if is_swapped else "would be replaced") + where
+        return "replaced only if named in functions"
+    return "not selected by where or functions" if is_swapped else "would be replaced"
 
 
 def _comparison(hulls: dict[str, Hull]) -> str:
@@ -101,8 +132,6 @@ def _comparison(hulls: dict[str, Hull]) -> str:
         which = "all hulls" if len(names) == len(hulls) else ", ".join(names)
         if modes == "":
             parts.append(f"not compared with the original model: {which} (give example_inputs to replace_activations)")
-        elif modes == NOT_REACHED:
-            parts.append(f"not reached by example_inputs: {which}")
         else:
             parts.append(f"same outputs as the original model in {modes} mode: {which}")
     return "\n".join(parts)

@@ -1,0 +1,294 @@
+"""Recognize the function of a module, or a helper function, by calling it at test points.
+
+In float64, values may differ by one unit of float32 rounding of the value, 2^-23 |f(x)|, so that constants written with
+eight digits are precise enough. A function that always computes in float32 may differ by 2^-20 |f(x)| + 2^-18 |x|.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hullo._compat import real_tensors
+from hullo.bases import Base, all_bases, get_base
+from hullo.modules import Hull
+from hullo.recognition.find_base import candidate_members, combination
+from hullo.recognition.known import COMBINATIONS, NOT_IN_CATALOGUE, Known, Reading
+from hullo.recognition.table import read_prelu, read_type, why_not_module
+
+MAX_PARAMETERS = 8  # of a learned activation
+
+Function = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Bound rounding errors: `relative` times the value, plus `absolute` times |x| clamped to 1...64."""
+
+    relative: float
+    absolute: float
+
+    def matches(self, actual: Tensor, expected: Tensor, x: Tensor) -> Tensor:
+        """Return, for each row of expected values, whether `actual` equals it, up to rounding."""
+        error = (actual - expected).abs()
+        bound = self.relative * expected.abs() + self.absolute * x.abs().clamp(1, 64) + 1e-36
+        close = expected.isfinite() & (error <= bound)
+        return (close | (actual == expected) | (actual.isnan() & expected.isnan())).all(-1)
+
+
+DOUBLE = Tolerance(2.0**-23, 2.0**-48)
+SINGLE = Tolerance(2.0**-20, 2.0**-18)
+
+
+@functools.cache
+@real_tensors()
+def points(dtype: torch.dtype) -> Tensor:
+    """Return numbers from the range of a type, dense near the origin, in random order."""
+    generator = torch.Generator().manual_seed(20180130)
+    near = 24 * torch.rand(700, dtype=torch.float64, generator=generator) - 12
+    far = 128 * torch.rand(200, dtype=torch.float64, generator=generator) - 64
+    magnitudes = (240 * torch.rand(200, dtype=torch.float64, generator=generator) - 120).exp2()
+    whole = torch.arange(-24.0, 25.0, dtype=torch.float64)
+    x = torch.cat([near, far, magnitudes, -magnitudes, whole, whole + 1e-3, whole - 1e-3])
+    x = x[torch.randperm(len(x), generator=generator)]
+    return x if dtype == torch.float64 else x[(x.abs() < 1e37) & (x.abs() > 1e-37)].to(dtype)
+
+
+def read_module(module: nn.Module) -> Reading | None:
+    """Return which activation a module is; None if it is not one. Only copies of the module are called."""
+    if isinstance(module, (Hull, torch.jit.ScriptModule)):
+        return None
+    if (reading := read_type(module)) is not None:
+        return reading
+    if type(module).__module__.startswith("torch.") and not isinstance(module, nn.PReLU):
+        return None
+    if isinstance(module, nn.PReLU):
+        return read_prelu(module) if _equals_prelu(module) else None
+    parameters = sum(item.numel() for item in module.parameters())
+    if parameters > MAX_PARAMETERS:
+        return None
+    if any(_holds_module(value) for name, value in vars(module).items() if name != "_modules"):
+        return None
+    modes = []
+    for training in (False, True):
+        try:
+            with _quiet():
+                module_copy = copy.deepcopy(module).cpu().double().train(training)
+            forward = functools.partial(type(module_copy).forward, module_copy)
+            modes.append(_read_learned(forward) if parameters else read_function(forward))
+        except Exception:  # it cannot be copied, or takes no tensor
+            return None
+    if modes[0] != modes[1]:
+        return None if None in modes else Reading(None, reason="it differs between training and evaluation mode")
+    if modes[0] is None or modes[0].known is None:
+        return modes[0]
+    reason = why_not_module(module) or _why_not_arguments(module)
+    return Reading(None if reason else modes[0].known, modes[0].in_place, reason)
+
+
+def _equals_prelu(module: nn.PReLU) -> bool:
+    """Return whether a subclass of PReLU computes what PReLU does."""
+    try:
+        with _quiet():
+            module_copy = copy.deepcopy(module).cpu().double()
+            count = module_copy.num_parameters
+            shapes = ((5, count), (3, count, 4, 2)) if count > 1 else ((5, 3), (3, 2, 4, 2))
+            inputs = [points(torch.float64)[: math.prod(shape)].reshape(shape) for shape in shapes]
+            weight = module_copy.weight
+            return all(torch.equal(module_copy.forward(x), F.prelu(x, weight)) for x in inputs)
+    except Exception:
+        return False
+
+
+def _why_not_arguments(module: nn.Module) -> str:
+    parameters = list(inspect.signature(type(module).forward).parameters)[2:]
+    return f"its forward takes more than one argument: {', '.join(parameters)}" if parameters else ""
+
+
+def _holds_module(value: Any) -> bool:
+    """Return whether an attribute refers to modules that are not children: a copy would copy them, too."""
+    held = value if isinstance(value, (list, tuple, set)) else value.values() if type(value) is dict else [value]
+    return any(isinstance(item, nn.Module) for item in held)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Call users' functions: no modes, no warnings, and random numbers as before."""
+    with real_tensors(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def read_function(function: Function) -> Reading | None:
+    """Return which activation a function of one tensor is; None if it is not elementwise, or linear."""
+    values(tuple(item for item in all_bases() if item.name != "identity"))  # warns of a base that fails
+    with _quiet():
+        try:
+            with torch.no_grad():
+                return _read(function)
+        except Exception:  # it does not accept any tensor
+            return None
+
+
+def _read(function: Function) -> Reading | None:
+    x = points(torch.float64)
+    argument = x.clone()
+    result = function(argument)
+    in_place = result is argument
+    if not isinstance(result, Tensor) or result.shape != x.shape or not result.is_floating_point():
+        return None
+    changes_input = not torch.equal(argument, x)
+    y = result.double().clone()
+    single = torch.equal(y.nan_to_num(), y.float().double().nan_to_num())
+    tolerance = SINGLE if single else DOUBLE
+    if not _is_elementwise(function, y) or _is_linear(function):
+        return None
+    if changes_input and not in_place:
+        return Reading(None, reason="it overwrites its input and returns another tensor")
+    if not torch.equal(function(x.clone()).double().nan_to_num(0.5), y.nan_to_num(0.5)):
+        return Reading(None, in_place, "it is not deterministic")
+    inside = (x.abs() < 1e37) & (x.abs() > 1e-37) if single else torch.ones_like(x, dtype=torch.bool)
+    known = _match(function, x[inside], y[inside], tolerance, single)
+    if known is None:
+        return Reading(None, in_place, NOT_IN_CATALOGUE)
+    return Reading(known, in_place) if _has_slope(function, known, single) else Reading(None, in_place, _slope(known))
+
+
+def _slope(known: Known) -> str:
+    return f"its gradient is not that of {known.name}"
+
+
+def _is_elementwise(function: Function, y: Tensor) -> bool:
+    """Return whether values do not depend on the shape, the order and the other entries of the input."""
+    x = points(torch.float64)
+    for shape in ((8, 12), (2, 3, 4, 4)):
+        expected = y[: math.prod(shape)]
+        actual = function(x[: math.prod(shape)].flip(0).reshape(shape).clone())
+        if actual.shape != shape or not torch.allclose(
+            actual.double().flatten().flip(0), expected, rtol=1e-5, atol=1e-6, equal_nan=True
+        ):
+            return False
+    return True
+
+
+def _is_linear(function: Function) -> bool:
+    x = points(torch.float32).double()
+    low, middle, high = function(torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64)).double()
+    return bool(SINGLE.matches(function(x.clone()).double(), middle + (high - low) / 2 * x, x))
+
+
+@functools.lru_cache(maxsize=8)
+@real_tensors()
+def values(bases: tuple[Base, ...]) -> Tensor:
+    """Return the values of bases at the test points, one row per base; NaN for one that fails."""
+    x = points(torch.float64)
+    rows = []
+    for item in bases:
+        try:
+            rows.append(item.function(x))
+        except Exception as error:  # a Python function of a user
+            reason = f"raised {type(error).__name__}: {error}; no activation is found to be it"
+            warnings.warn(f"base function {item.name!r} {reason}", stacklevel=4)
+            rows.append(torch.full_like(x, torch.nan))
+    return torch.stack(rows)
+
+
+def _match(function: Function, x: Tensor, y: Tensor, tolerance: Tolerance, single: bool) -> Known | None:
+    """Return the base with these values, also times a constant; None if there is none."""
+    bases = tuple(item for item in all_bases() if item.name not in ("identity", "constant"))
+    members = candidate_members(lambda sample: function(sample).double(), decimals=6 if single else None)
+    candidates = [(item, item.function(x)) for item in members]
+    everywhere = points(torch.float64)
+    chosen = torch.isin(everywhere, x) if len(x) < len(everywhere) else slice(None)
+    candidates = [*zip(bases, values(bases)[:, chosen], strict=True), *candidates]
+    for item, row in candidates:
+        if bool(tolerance.matches(y, row, x)) and not bool(row.isnan().all()):
+            return Known.of(item.name)
+    peak = int(torch.where(x.abs() < 12, y.abs().nan_to_num(0, 0, 0), 0).argmax())
+    for item, row in candidates:
+        scale = float(y[peak] / row[peak])
+        if math.isfinite(scale) and scale != 0 and bool(tolerance.matches(y, scale * row, x)):
+            return Known.of(item.name, float(f"{scale:.12g}"))
+    return None
+
+
+@torch.enable_grad()
+def _has_slope(function: Function, known: Known, single: bool) -> bool:
+    item, scale = known.bases[0], known.rows[0][0]
+    x = points(torch.float64)
+    x = x[(x.abs() < 1e6) & (x.abs() > 1e-6)]
+    kinks = torch.tensor([0.0, *item.kinks], dtype=torch.float64)
+    x = x[((x[:, None] - kinks).abs() > 1e-5).all(1)].requires_grad_()
+    y = function(x * 1.0)
+    if not y.requires_grad:
+        return False
+    upstream = 0.5 + torch.rand(len(x), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    (gradient,) = torch.autograd.grad(y, x, upstream)
+    actual, expected = gradient / upstream, scale * item.derivative(x.detach())
+    relative, absolute = (2.0**-14, 2.0**-14) if single else (2.0**-20, 2.0**-22)
+    close = (actual - expected).abs() <= relative * expected.abs() + absolute
+    return bool((close | (actual.isnan() & (x.abs() > 80))).all())  # 0 times infinity in the other branch of where
+
+
+# Activations with learned parameters
+
+_COMBINATION_TOLERANCE = 2.0**-18  # of values and slopes: xIELU clips inputs within 1e-6 of the origin
+
+
+def _read_learned(forward: Function) -> Reading | None:
+    """Return the combination of bases that a module with parameters is: xIELU, PolyReLU; None for others."""
+    with _quiet(), torch.enable_grad():
+        x = points(torch.float64)
+        x = x[(x.abs() < 64) & (x.abs() > 1e-5)]
+        leaf = x.clone().requires_grad_()
+        argument = leaf * 1.0
+        y = forward(argument)
+        if y.shape != x.shape or not torch.equal(argument, x):
+            return None
+        (slopes,) = torch.autograd.grad(y.sum(), leaf)
+        if not _is_elementwise_learned(forward, x, y.detach()):
+            return None
+    for name, spelled in COMBINATIONS.items():
+        bases = tuple(map(get_base, spelled))
+        columns = torch.stack([item.function(x) for item in bases], dim=1)
+        solution = torch.linalg.lstsq(columns, y.detach()[:, None], driver="gelsd").solution[:, 0]
+        expected = torch.stack([item.derivative(x) for item in bases], dim=1) @ solution
+        powers = [n for n, item in enumerate(bases) if item.slope_bounds[1] == math.inf]
+        has_power = bool(solution[powers].abs().max() > 1e-6)
+        if has_power and _agree(columns @ solution, y, x) and _agree(expected, slopes, x):
+            return Reading(Known(name, bases, (tuple(solution.tolist()),)))
+    return None
+
+
+def _is_elementwise_learned(forward: Function, x: Tensor, y: Tensor) -> bool:
+    actual = forward(x[:96].flip(0).reshape(8, 12).clone())
+    return actual.shape == (8, 12) and torch.allclose(actual.flatten().flip(0), y[:96])
+
+
+def _agree(actual: Tensor, expected: Tensor, x: Tensor) -> bool:
+    bound = _COMBINATION_TOLERANCE * (expected.abs() + x.abs().clamp_max(1))
+    return bool(((actual - expected).abs() <= bound).all())
+
+
+def agrees(known: Known, x: Tensor, y: Tensor) -> bool:
+    """Return whether y is what a known function computes from x, up to the rounding of their type."""
+    if x.is_meta or len(known.rows) > 1 or not x.numel():
+        return True
+    with real_tensors():
+        wide, actual = x.detach().double().cpu(), y.detach().double().cpu()
+        expected = combination(known.rows[0], known.bases, wide)
+        rounding = 64 * torch.finfo(y.dtype).eps
+        scale = expected.abs() + wide.abs().clamp_max(64) + rounding
+        close = (actual - expected).abs() <= max(rounding, 2.0**-20) * scale
+        return bool((close | ~expected.isfinite() | ~actual.isfinite()).all())

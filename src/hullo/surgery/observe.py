@@ -1,0 +1,359 @@
+"""Observe a model: run it, and record every call of an activation with the place in the code that makes it."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import sys
+import types
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
+
+from hullo.gating import GatedHull
+from hullo.modules import Hull
+from hullo.recognition.known import Reading
+from hullo.recognition.probe import MAX_PARAMETERS, agrees, read_function, read_module
+from hullo.recognition.table import name_of, read_call, read_type
+from hullo.surgery.channel_dim import channel_dim_of
+from hullo.surgery.source import Method, Position, activation_calls, method_of, own_functions
+
+_SAMPLE = 512  # numbers of an input that are compared with those of an output
+_FOLDER = torch.__file__.removesuffix("__init__.py")
+_SKIPPED = frozenset(
+    {__file__, *(f"{_FOLDER}{name}.py" for name in ("overrides", "_tensor", "_jit_internal", "nn/functional"))}
+    | {f"{_FOLDER}nn/modules/{name}.py" for name in ("module", "activation")}
+)
+_VARIADIC = 0x04 | 0x08  # flags of code with *args or **kwargs
+
+
+@dataclass(eq=False)
+class Call:
+    """Describe one observed call of an activation.
+
+    Args:
+        what: the name of the function or the type of the module.
+        reading: which activation it is.
+        callee: the module that was called; None for a function.
+        owner: the module of the model whose method makes the call; None if no module does.
+        code: the code that makes the call, of a method or nested in one; None if no module makes it.
+        position: the position of the call there.
+        place: the function and the line, for messages.
+        argument: the index and the name of the input among the arguments, of a function other than PyTorch's.
+        helper: the function that makes the call instead of a method; empty if a method does.
+        last: the id of the module with weights that ran last; None if none did.
+        run: the mode, and the number of the forward of the owner.
+        shape: the shape of the input.
+        channel_dim: its channel dimension; None if unknown.
+        order: increases from call to call.
+        method: the method that the code belongs to.
+    """
+
+    what: str
+    reading: Reading
+    callee: nn.Module | None
+    owner: nn.Module | None
+    code: types.CodeType | None
+    position: Position
+    place: str
+    argument: tuple[int, str]
+    helper: str
+    last: int | None
+    run: tuple[str, int]
+    shape: tuple[int, ...]
+    channel_dim: int | None
+    order: int
+    method: Method | None
+
+    @property
+    def spot(self) -> tuple[Any, ...]:
+        """Return what identifies the expression of the call, and the module it calls."""
+        return id(self.owner), self.code, self.position, id(self.callee)
+
+
+@dataclass
+class _Running:
+    """Hold a module that runs: how many calls there were before, its forward's number, and a sample of its input."""
+
+    module: nn.Module
+    start: int
+    number: int
+    reading: Reading | None = None
+    x: Tensor | None = None
+    sample: Tensor | None = None
+
+
+class Observer(TorchFunctionMode):
+    """Record the calls of activations and of hulls while a model runs.
+
+    Args:
+        model: the model.
+        mode: the name of the mode it runs in.
+        readings: which activation a module is, by its id; filled here.
+    """
+
+    def __init__(self, model: nn.Module, mode: str, readings: dict[int, tuple[nn.Module, Reading | None]]) -> None:
+        super().__init__()
+        self.members = {id(module) for module in model.modules()}
+        self.calls: list[Call] = []
+        self.ran: set[int] = set()
+        self._mode, self._readings = mode, readings
+        self._running: list[_Running] = []
+        self._forwards, self._order = 0, itertools.count()
+        self._inside = 0  # of how many activations
+        self._last: int | None = None
+        self._helper: tuple[types.FrameType, Reading | None] | None = None  # the last one that ran
+
+    def __enter__(self) -> Observer:
+        self._hooks = [
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+        ]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        for hook in self._hooks:
+            hook.remove()
+        self._helper = None
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        self._forwards += 1
+        running = _Running(module, len(self.calls), self._forwards)
+        self._running.append(running)
+        self.ran.add(id(module))
+        if self._inside:
+            return
+        x = args[0] if args else None
+        if isinstance(module, (Hull, GatedHull)):
+            running.reading = Reading(None, reason="it is a hull")
+        else:
+            running.reading = read_type(module)
+        if running.reading is not None:
+            running.x = x if isinstance(x, Tensor) else None
+            self._inside += 1
+        elif isinstance(x, Tensor) and x.is_floating_point() and self._may_be_activation(module):
+            running.x, running.sample = x, x.detach().flatten()[:_SAMPLE].clone()
+
+    def _may_be_activation(self, module: nn.Module) -> bool:
+        if type(module).__module__.startswith("torch.") and not isinstance(module, nn.PReLU):
+            return False
+        known = self._readings.get(id(module))
+        if known is not None:
+            return known[1] is not None
+        count = sum(item.numel() for item in module.parameters())
+        return count <= MAX_PARAMETERS or isinstance(module, nn.PReLU)
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        running = self._running.pop()
+        if running.reading is not None:
+            self._inside -= 1
+            if isinstance(module, nn.Module) and not (isinstance(output, Tensor) or output is not None):
+                return  # it has raised an error
+            self._record(type(module).__name__, running.reading, module, running.x)
+        elif running.sample is not None and isinstance(output, Tensor):
+            self._read_own(running, output)
+        if module._parameters and not isinstance(module, Hull):
+            self._last = id(module)
+
+    def _read_own(self, running: _Running, output: Tensor) -> None:
+        """Record a module of a user's own that computed a known function here, and computes it at test points."""
+        x, sample, module = running.x, running.sample, running.module
+        assert x is not None and sample is not None  # noqa: S101, PT018
+        if output.shape != x.shape or not output.is_floating_point():
+            return
+        if id(module) not in self._readings:
+            self._inside += 1
+            self._readings[id(module)] = module, read_module(module)
+            self._inside -= 1
+        reading = self._readings[id(module)][1]
+        if reading is None or (reading.known is None and len(self.calls) > running.start):
+            return  # the functions that it calls are recorded
+        self._inside += 1
+        is_same = reading.known is None or agrees(reading.known, sample, output.detach().flatten()[:_SAMPLE])
+        self._inside -= 1
+        if is_same:
+            del self.calls[running.start :]
+            self._record(type(module).__name__, reading, module, x)
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._inside or not name_of(function):
+            return function(*args, **kwargs)
+        x = args[0] if args else kwargs.get("input")
+        if not isinstance(x, Tensor) or not (x.is_floating_point() or x.is_complex()):
+            return function(*args, **kwargs)
+        self._inside += 1
+        try:
+            result = function(*args, **kwargs)
+        finally:
+            self._inside -= 1
+        reading = read_call(function, args, kwargs)
+        self._record(name_of(function), Reading(reading.known, result is x, reading.reason), None, x)
+        return result
+
+    def _record(self, what: str, reading: Reading, callee: nn.Module | None, x: Tensor | None) -> None:
+        self._inside += 1
+        is_function = callee is None
+        try:
+            found = _locate(sys._getframe(2), self.members)
+            callee = callee if id(callee) in self.members else None  # one that the code makes is like a function
+            if found is None and callee is None:
+                return  # a call outside of the model
+            if x is not None and not x.is_floating_point():
+                reading = Reading(None, reason=f"its input has dtype {x.dtype}")
+            elif x is not None and x.layout != torch.strided:
+                reading = Reading(None, reason="its input is sparse")
+            argument, helper = (0, ""), ""
+            if found is not None and found.below is not None and is_function:
+                function, argument = _rebuild(found.below)
+                if self._helper is not None and self._helper[0] is found.below:
+                    reading_of_helper, is_again = self._helper[1], True
+                else:
+                    reading_of_helper, is_again = None if function is None else read_function(function), False
+                    self._helper = found.below, reading_of_helper
+                if reading_of_helper is not None and reading_of_helper.known is not None:
+                    if is_again:
+                        return  # the same call of the helper
+                    what, reading = found.below.f_code.co_name, reading_of_helper
+                else:
+                    helper = found.below.f_code.co_qualname
+            shape = () if x is None else tuple(x.shape)
+            dim = None if x is None or not torch.is_grad_enabled() else channel_dim_of(x)
+            run = self._mode, self._forward_of(None if found is None else found.owner)
+            owner = None if found is None else found.owner
+            code = None if found is None else found.frame.f_code
+            at = (0, 0, 0, 0) if found is None else _position(found.frame)
+            place = "" if code is None else f"{code.co_qualname}, line {at[0]}"
+            method = None if owner is None or code is None else method_of(type(owner), code)
+            self.calls.append(
+                Call(
+                    what=what,
+                    reading=reading,
+                    callee=callee,
+                    owner=owner,
+                    code=code,
+                    position=at,
+                    place=place,
+                    argument=argument,
+                    helper=helper,
+                    last=self._last,
+                    run=run,
+                    shape=shape,
+                    channel_dim=dim,
+                    order=next(self._order),
+                    method=method,
+                )
+            )
+        finally:
+            self._inside -= 1
+
+    def _forward_of(self, owner: nn.Module | None) -> int:
+        """Return the number of the running forward of a module; 0 for methods that are called by themselves."""
+        return next((item.number for item in reversed(self._running) if item.module is owner), 0)
+
+
+@dataclass
+class _Found:
+    owner: nn.Module
+    frame: types.FrameType
+    below: types.FrameType | None = None  # the function that the method calls, if the call is not in the method
+
+
+def _locate(frame: types.FrameType | None, members: set[int]) -> _Found | None:
+    """Return the method of a module, and the frame in it, that makes a call; None if there is none."""
+    first: types.FrameType | None = None
+    below: types.FrameType | None = None
+    while frame is not None:
+        if frame.f_code.co_filename not in _SKIPPED:
+            first = first or frame
+            owner = _owner(frame, members)
+            if owner is not None:
+                if method_of(type(owner), first.f_code) is not None:
+                    return _Found(owner, first)
+                return _Found(owner, frame, below)
+            below = frame
+        frame = frame.f_back
+    return None
+
+
+def _owner(frame: types.FrameType, members: set[int]) -> nn.Module | None:
+    """Return the module of the model whose method, or a function inside of it, runs in a frame."""
+    code = frame.f_code
+    names = (*code.co_varnames[: min(code.co_argcount, 1)], *code.co_freevars)
+    if not names:
+        return None
+    local = frame.f_locals
+    for value in (local.get(name) for name in names):
+        if isinstance(value, nn.Module) and id(value) in members and method_of(type(value), code) is not None:
+            return value
+    return None
+
+
+def _position(frame: types.FrameType) -> Position:
+    """Return the position of the expression that a frame evaluates."""
+    positions = list(frame.f_code.co_positions())
+    line, end_line, column, end_column = positions[frame.f_lasti // 2]
+    return line or 0, column or 0, end_line or 0, end_column or 0
+
+
+def _rebuild(frame: types.FrameType) -> tuple[Any, tuple[int, str]]:
+    """Return the function of a frame as a function of its only tensor, and which argument that is; None if unknown."""
+    code, local = frame.f_code, frame.f_locals
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    tensors = [n for n, name in enumerate(names) if isinstance(local.get(name), Tensor)]
+    if len(tensors) != 1 or code.co_flags & _VARIADIC or any(name not in local for name in (*names, *code.co_freevars)):
+        return None, (0, "")
+    (index,) = tensors
+    cells = tuple(types.CellType(local[name]) for name in code.co_freevars)
+    function = types.FunctionType(code, frame.f_globals, code.co_name, None, cells)
+    given = {name: local[name] for name in names}
+
+    def call(x: Tensor) -> Any:
+        values = [x if n == index else given[name] for n, name in enumerate(names)]
+        named = dict(zip(names[code.co_argcount :], values[code.co_argcount :], strict=True))
+        return function(*values[: code.co_argcount], **named)
+
+    return call, (index - (names[0] == "self"), names[index])
+
+
+# Mentions
+
+
+@dataclass(frozen=True)
+class Mention:
+    """Describe a call of an activation function in the source of a method: the function, and where it is."""
+
+    owner: nn.Module
+    function: str
+    place: str
+
+
+def mentions(model: nn.Module, observed: set[tuple[types.CodeType, Position]]) -> Iterator[Mention]:
+    """Yield the calls of activation functions that the source of a model mentions, other than the observed ones.
+
+    Those in modules that are activations themselves do not count.
+    """
+    first: dict[type, list[nn.Module]] = defaultdict(list)
+    for module in model.modules():
+        first[type(module)].append(module)
+    for kind, modules in first.items():
+        if kind.__module__.startswith("torch.") or issubclass(kind, Hull) or read_module(modules[0]) is not None:
+            continue
+        seen = {(code.co_filename, at) for code, at in observed}
+        for function, calls in _mentioned(kind):  # type: ignore[arg-type]
+            for name, at, place in calls:
+                if (function.__code__.co_filename, at) not in seen:
+                    yield Mention(modules[0], name, place)
+
+
+@functools.lru_cache(maxsize=1024)
+def _mentioned(kind: type) -> list[tuple[types.FunctionType, list[tuple[str, Position, str]]]]:
+    return [(function, activation_calls(function)) for function in own_functions(kind)]

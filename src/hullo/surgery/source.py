@@ -1,0 +1,199 @@
+"""Find the methods of classes, and the calls in their source."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import re
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from hullo.recognition.table import NAMES
+
+Position = tuple[int, int, int, int]  # line, column, last line, last column
+_DEPTH = 6  # of decorators
+
+
+def position(node: ast.expr | ast.stmt) -> Position:
+    """Return the position of a node, which identifies it among nodes of its type."""
+    return node.lineno, node.col_offset, node.end_lineno or 0, node.end_col_offset or 0
+
+
+def codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield a code object and all nested ones."""
+    yield code
+    for item in code.co_consts:
+        if isinstance(item, types.CodeType):
+            yield from codes(item)
+
+
+def functions_in(value: Any) -> list[types.FunctionType]:
+    """Return a function and those that its decorators wrap, each once."""
+    return list(dict.fromkeys(_functions_in(value, _DEPTH)))
+
+
+def _functions_in(value: Any, depth: int) -> Iterator[types.FunctionType]:
+    value = getattr(value, "__func__", value)
+    if isinstance(value, types.FunctionType) and depth:
+        yield value
+        held = [cell.cell_contents for cell in value.__closure__ or () if not is_empty(cell)]
+        for inner in [*held, getattr(value, "__wrapped__", None)]:
+            yield from _functions_in(inner, depth - 1)
+
+
+def is_empty(cell: types.CellType) -> bool:
+    """Return whether a closure variable has no value yet."""
+    try:
+        return cell.cell_contents is cell
+    except ValueError:
+        return True
+
+
+Method = tuple[
+    type, str, types.FunctionType
+]  # the class and the name it was defined with, and the undecorated function
+
+
+def method_of(cls: type, code: types.CodeType) -> Method | None:
+    """Return the method of a class that code belongs to, directly or nested; None if there is none."""
+    return _methods(cls).get(code)
+
+
+@functools.lru_cache(maxsize=4096)
+def _methods(cls: type) -> dict[types.CodeType, Method]:
+    found: dict[types.CodeType, Method] = {}
+    for parent in cls.__mro__:
+        for name, value in vars(parent).items():
+            for function in functions_in(value):
+                for code in codes(function.__code__):
+                    found.setdefault(code, (parent, name, function))
+    return found
+
+
+def own_functions(cls: type) -> list[types.FunctionType]:
+    """Return the methods of a class other than PyTorch's; those of parents only if they are not overridden."""
+    found: dict[str, list[types.FunctionType]] = {}
+    for parent in cls.__mro__:
+        for name, value in vars(parent).items() if not _is_of_torch(parent) else ():
+            functions = [item for item in functions_in(value) if not item.__module__.startswith("torch.")]
+            if name not in found or any("super" in item.__code__.co_names for item in found[name]):
+                found[name] = [*found.get(name, []), *functions]
+    return list(dict.fromkeys(function for functions in found.values() for function in functions))
+
+
+def _is_of_torch(cls: type) -> bool:
+    return cls is object or cls.__module__.startswith("torch.")
+
+
+@functools.lru_cache(maxsize=4096)
+def parse(function: types.FunctionType) -> ast.FunctionDef:
+    """Return the syntax tree of a function, with positions as in its file and private names mangled.
+
+    Raises:
+        LookupError: the source code is unavailable.
+    """
+    try:
+        text = inspect.getsource(function)
+        tree = ast.parse(f"if True:\n{text}" if text[:1].isspace() else text)
+    except (OSError, TypeError, SyntaxError, ValueError) as error:
+        raise LookupError("its source code is unavailable") from error
+    node = tree.body[0].body[0] if isinstance(tree.body[0], ast.If) else tree.body[0]
+    if not isinstance(node, ast.FunctionDef):
+        raise LookupError("it is not a plain function")
+    first = min([node.lineno, *(item.lineno for item in node.decorator_list)])
+    ast.increment_lineno(node, function.__code__.co_firstlineno - first)
+    _mangle_private_names(node, function.__code__)
+    return node
+
+
+def _mangle_private_names(tree: ast.AST, code: types.CodeType) -> None:
+    """Write ``self.__x`` as the compiler does: a rewritten method is compiled outside of its class."""
+    names = {name for part in codes(code) for name in names_in(part)}
+    for node in ast.walk(tree):
+        for field in ("attr", "id", "arg"):
+            name = getattr(node, field, None)
+            if isinstance(name, str) and name.startswith("__") and not name.endswith("__"):
+                spelled = [other for other in names if re.fullmatch(f"_[^_].*{re.escape(name)}", other)]
+                setattr(node, field, spelled[0] if len(spelled) == 1 else name)
+
+
+def names_in(code: types.CodeType) -> tuple[str, ...]:
+    """Return all names in code: globals, attributes, locals and closure variables."""
+    return (*code.co_names, *code.co_varnames, *code.co_freevars, *code.co_cellvars)
+
+
+def call_at(function: types.FunctionType, at: Position) -> ast.Call | None:
+    """Return the call at a position of a function; None if there is none."""
+    try:
+        nodes = [node for node in ast.walk(parse(function)) if isinstance(node, ast.Call)]
+    except LookupError:
+        return None
+    exact = [node for node in nodes if position(node) == at]
+    same_end = [node for node in nodes if position(node)[2:] == at[2:]]  # of a method in a chain over several lines
+    return next(iter(exact or same_end), None)
+
+
+_LOOPS = (ast.For, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+def loops_around(function: types.FunctionType, node: ast.AST) -> list[Position]:
+    """Return the positions of the targets of the loops around a node, or of a while loop, outermost first."""
+    found: list[Position] = []
+
+    def visit(part: ast.AST, loops: list[Position]) -> None:
+        if part is node:
+            found.extend(loops)
+            return
+        for child in ast.iter_child_nodes(part):
+            inner = loops
+            if isinstance(part, ast.For) and child in part.body:
+                inner = [*loops, position(part.target)]
+            elif isinstance(part, ast.While) and (child in part.body or child is part.test):
+                inner = [*loops, position(part)]
+            elif isinstance(part, _LOOPS[2:]) and not isinstance(child, ast.comprehension):
+                inner = [*loops, *(position(item.target) for item in part.generators)]
+            visit(child, inner)
+
+    visit(parse(function), [])
+    return found
+
+
+def activation_calls(function: types.FunctionType) -> list[tuple[str, Position, str]]:
+    """Return the calls of activation functions in the source of a function: names, positions and places."""
+    try:
+        tree = parse(function)
+    except LookupError:
+        return []
+    first = tree.args.args[0].arg if tree.args.args else ""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            called = node.func
+            name = (
+                called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
+            )
+            is_own = (
+                isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name) and called.value.id == first
+            )
+            has_input = bool(node.args) or isinstance(called, ast.Attribute)
+            if name.removesuffix("_") in NAMES and not is_own and has_input:
+                place = f"{function.__qualname__}, line {node.lineno}"
+                found.append((name.removesuffix("_"), position(node), place))
+    return found
+
+
+def count_calls(cls: type, attribute: str) -> int:
+    """Return how many expressions in the methods of a class call an attribute of self."""
+    count = 0
+    for function in own_functions(cls):
+        try:
+            tree = parse(function)
+        except LookupError:
+            continue
+        first = tree.args.args[0].arg if tree.args.args else ""
+        called = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        found = [node for node in called if isinstance(node, ast.Attribute) and node.attr == attribute]
+        count += sum(isinstance(node.value, ast.Name) and node.value.id == first for node in found)
+    return count
