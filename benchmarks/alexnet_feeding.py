@@ -1,6 +1,6 @@
 """Measure whether reading ILSVRC-2012 keeps up with AlexNet on a GPU: images per second that are read, fed, trained on.
 
-    python benchmarks/alexnet_feeding.py [rows.csv]
+    python benchmarks/alexnet_feeding.py [--csv rows.csv]
 
 Packs synthetic images of a thousand classes into the temporary directory (8 GB; set `TMPDIR` for another), then
 measures in interleaved rounds
@@ -10,9 +10,8 @@ measures in interleaved rounds
     resident   the laboratory's training on one batch that stays on the device: nothing is read
     streamed   the laboratory's training on batches that are fed
 
-in bfloat16, batches of 256. The cost of feeding is streamed compared with resident. Prints the median, the minimum and
-the maximum over rounds; with a file name, also writes them there. Without a GPU it takes one step of each with a tiny
-batch, as a test.
+in bfloat16, batches of 256. The cost of feeding is streamed compared with resident. A row has the median and the 10th
+and 90th percentile over rounds. Without a GPU it takes one step of each with a tiny batch, as a test.
 
 Limits: the pack has just been written and is in the page cache, which could not hold the real one of 252 GB. A disk
 needs 196,608 bytes of bandwidth per image, 4.5 GB/s for 23,000 images per second. Each file is used eight times per
@@ -21,13 +20,10 @@ epoch, which is never finished: evaluation, checkpoints and the first batches of
 
 from __future__ import annotations
 
-import csv
 import os
-import statistics
-import sys
 import tempfile
-import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +32,7 @@ from PIL import Image
 from rich.console import Console
 from torch import Tensor
 
-from hullo.lab.bench.clocks import Clock, clock_for
+from hullo.lab.bench.harness import Harness
 from hullo.lab.data.ilsvrc2012 import Pack, PackedImages, read_ahead, split_steps
 from hullo.lab.data.ilsvrc2012.pack import pack
 from hullo.lab.data.ilsvrc2012.source import NUM_CLASSES, Source
@@ -44,7 +40,6 @@ from hullo.lab.distributed import SINGLE_PROCESS, World
 from hullo.lab.progress import Progress
 from hullo.lab.run.loaders import Batch, StreamingLoader
 from hullo.lab.run.training import Training
-from hullo.lab.spec.environment import environment
 from hullo.lab.spec.run_spec import Spec
 
 IMAGES, BATCH, STEPS, WARM_UP, ROUNDS = (40_960, 256, 120, 10, 3) if torch.cuda.is_available() else (4, 2, 1, 0, 1)
@@ -104,43 +99,29 @@ def train(loader: StreamingLoader, activation: str) -> Iterator[None]:
     return Training([spec], loader).advance()
 
 
-def images_per_second(steps: Iterator[None], clock: Clock) -> float:
-    """Return images per second."""
-    for _ in range(WARM_UP):
+def take(steps: Iterator[None], count: int) -> None:
+    for _ in range(count):
         next(steps)
-    clock.wait()
-    start = time.perf_counter()
-    for _ in range(STEPS):
-        next(steps)
-    clock.wait()
-    return STEPS * BATCH / (time.perf_counter() - start)
 
 
-def main() -> None:
-    clock = clock_for(None)
-    where = environment(clock.device_name)
-    print(f"{where}; images per second:")
+def main(arguments: list[str] | None = None) -> None:
+    harness = Harness(__doc__, rounds=ROUNDS)
+    harness.start(arguments)
     with tempfile.TemporaryDirectory() as folder:
         packed = make_pack(Path(folder))
-        loader, repeating = StreamingLoader(packed, clock.device), RepeatingLoader(packed, clock.device)
+        loader, repeating = (kind(packed, harness.device) for kind in (StreamingLoader, RepeatingLoader))
         cases = {("read", ""): read(loader), ("fed", ""): load_batch(loader)}
         for row in ACTIVATIONS:
             cases |= {("resident", row): train(repeating, row), ("streamed", row): train(loader, row)}
-        rounds = [[images_per_second(steps, clock) for steps in cases.values()] for _ in range(ROUNDS)]
+        for steps in cases.values():
+            take(steps, WARM_UP)
+        times = harness.compare({case: partial(take, steps, STEPS) for case, steps in cases.items()}, warm_up=0)
         for steps in cases.values():
             steps.close()  # and the threads that read ahead, before the folder is deleted
-    rows = []
-    for (kind, row), speeds_of in zip(cases, zip(*rounds, strict=True), strict=True):
-        middle, lowest, highest = statistics.median(speeds_of), min(speeds_of), max(speeds_of)
-        print(f"{kind:8s} {row:28s} {middle:8,.0f} ({lowest:,.0f} to {highest:,.0f})")
-        settings = {"readers": min(32, (os.cpu_count() or 1) + 4), "batch": BATCH, "steps": STEPS, "rounds": ROUNDS}
-        speeds = {"images_per_second": middle, "lowest": lowest, "highest": highest}
-        rows.append(vars(where) | {"kind": kind, "activation": row} | settings | speeds)
-    if len(sys.argv) > 1:
-        with open(sys.argv[1], "w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0])
-            writer.writeheader()
-            writer.writerows(rows)
+    for (kind, row), timing in times.items():
+        speed, high, low = (STEPS * BATCH / seconds for seconds in timing)
+        settings = {"kind": kind, "activation": row, "readers": min(32, (os.cpu_count() or 1) + 4), "batch": BATCH}
+        harness.add(**settings, images_per_second=speed, lowest=low, highest=high)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,18 @@
-"""Measure what folding saves: inference with a hull before and after `hullo.fold`, interleaved, in one process.
+"""Measure what folding saves: inference with a hull before and after `hullo.fold`, in turns.
 
-    python benchmarks/fold.py > benchmarks/results/fold_cpu.txt
+    python benchmarks/fold.py [--csv rows.csv]
 
-Prints, for hulls that became a known function and for one that did not: the median time of a forward pass before and
-after, their ratio, and what it was folded to. 64 x 64 x 28 x 28 float32; on a GPU where there is one.
+A row, for hulls that became a known function and for some that did not: the median time of a forward pass before and
+after, their ratio, and what the hull was folded to. 64 x 64 x 28 x 28 float32.
 """
 
 from __future__ import annotations
 
-import statistics
-import time
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import hullo
-from hullo.lab.spec.environment import device_name, environment
+from hullo.lab.bench.harness import Harness
 
 HULLS = {
     "a ReLU": {"init": "relu"},
@@ -30,30 +27,20 @@ HULLS = {
 }
 
 
-def seconds(module: nn.Module, x: Tensor) -> float:
-    start = time.perf_counter()
-    module(x)
-    if x.is_cuda:
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
 @torch.inference_mode()
-def main() -> None:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    x = torch.randn(64, 64, 28, 28, device=device)
-    print(environment(device_name(x.device)))
+def main(arguments: list[str] | None = None) -> None:
+    harness = Harness(__doc__, rounds=30)
+    harness.start(arguments)
+    x = torch.randn(64, 64, 28, 28, device=harness.device)
     for title, options in HULLS.items():
-        hull = nn.Sequential(hullo.AffineHull("identity", "relu", "tanh", **options)).to(device)
+        hull = nn.Sequential(hullo.AffineHull("identity", "relu", "tanh", **options)).to(x.device)
         folded = hullo.fold(hull, example_inputs=x)
         torch.testing.assert_close(folded(x), hull(x))
-        before, after = [], []
-        for _ in range(33):
-            before.append(seconds(hull, x))
-            after.append(seconds(folded, x))
-        before_ms, after_ms = (1e3 * statistics.median(times[3:]) for times in (before, after))
-        ratio, kind = after_ms / before_ms, type(folded[0]).__name__
-        print(f"{title:26s} {before_ms:7.2f} ms -> {after_ms:7.2f} ms ({ratio:4.2f} x) {kind}")
+        times = harness.compare({"before": lambda hull=hull: hull(x), "after": lambda folded=folded: folded(x)})
+        before, after = (1e3 * times[name].median for name in ("before", "after"))
+        harness.add(
+            hull=title, before_ms=before, after_ms=after, ratio=after / before, folded_to=type(folded[0]).__name__
+        )
 
 
 if __name__ == "__main__":

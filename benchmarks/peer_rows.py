@@ -12,18 +12,28 @@ from hullo.lab.spec.environment import Environment
 
 SINGLE = ("graph", "graph, channels last", "compile", "compile, graph")
 """Contenders of one network, which are measured once: K networks take K times as long."""
-_KINDS = {"str": str, "int": int, "float": float}
+_KINDS = {"str": str, "int": int, "float": float, "bool": "1".__eq__}
+MARK = "†"
+"""Marks a peer that was measured with another commit, or another number of threads, than hullo beside it."""
 
 
 @dataclass(frozen=True)
 class PeerRow(Environment):
-    """One contender: milliseconds and MiB per network of a training step of so many members."""
+    """One contender: milliseconds and MiB per network of a training step of so many members.
+
+    A row is `added` if it was put into the file later, from another process than the others of its network.
+    """
 
     network: str
     members: int
     contender: str
     ms: float
     mib: float
+    added: bool = False
+
+    def is_beside(self, other: PeerRow) -> bool:
+        """Return whether another row was measured with the same hardware, versions and commit."""
+        return str(self) == str(other)
 
 
 def read_peers(path: Path) -> list[PeerRow]:
@@ -43,7 +53,7 @@ def add_peers(path: Path, rows: Sequence[PeerRow]) -> None:
         writer = csv.DictWriter(file, [item.name for item in fields(PeerRow)], lineterminator="\n")
         if file.tell() == 0:
             writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
+        writer.writerows(asdict(row) | {"added": int(row.added)} for row in rows)
 
 
 def peers(rows: Sequence[PeerRow]) -> Iterator[Sequence[str]]:
@@ -53,12 +63,17 @@ def peers(rows: Sequence[PeerRow]) -> Iterator[Sequence[str]]:
     by_key = {(row.network, row.contender, row.members): row for row in rows}
     for network, contender in dict.fromkeys((row.network, row.contender) for row in _by_members(rows)):
         cells = [by_key.get((network, contender, count)) for count in counts]
-        times, sizes = ([number(getattr(row, name)) if row else "" for row in cells] for name in ("ms", "mib"))
+        times, sizes = ([_spell(row, name) if row else "" for row in cells] for name in ("ms", "mib"))
         yield [network, contender, *times, *sizes]
 
 
+def _spell(row: PeerRow, name: str) -> str:
+    """Return a figure, in italics if its row was added later."""
+    return f"*{number(getattr(row, name))}*" if row.added else number(getattr(row, name))
+
+
 def factors(rows: Sequence[PeerRow]) -> Iterator[Sequence[str]]:
-    """Compare hullo in a graph with eager loops (of fewer networks if not measured) and with the best peer."""
+    """Compare hullo in a graph with the best peer, and with an eager loop that was measured beside it."""
     yield [
         "",
         "K",
@@ -74,11 +89,13 @@ def factors(rows: Sequence[PeerRow]) -> Iterator[Sequence[str]]:
     for network, count in dict.fromkeys((row.network, row.members) for row in _by_members(rows)):
         cell = {row.contender: row for row in rows if (row.network, row.members) == (network, count)}
         single = {row.contender: row for row in rows if row.network == network and row.contender in SINGLE}
-        loops = [row for row in _by_members(rows) if row.network == network and row.contender == "eager loop"]
-        hullo_row, loop = cell["hullo, graph"], cell.get("eager loop", loops[0] if loops else None)
+        hullo_row, loop = cell["hullo, graph"], cell.get("eager loop")
         best = min((row for name, row in (single | cell).items() if "hullo" not in name), key=lambda row: row.ms)
-        over_loop = [number(loop.ms), number(loop.ms / hullo_row.ms)] if loop else ["", ""]
-        over_best = [best.contender, number(best.ms), number(best.ms / hullo_row.ms)]
+        over_loop = ["", ""]
+        if loop and loop.is_beside(hullo_row):
+            over_loop = [number(loop.ms), number(loop.ms / hullo_row.ms)]
+        mark = "" if best.is_beside(hullo_row) else f" {MARK}"
+        over_best = [best.contender + mark, number(best.ms), number(best.ms / hullo_row.ms)]
         yield [
             network,
             str(count),
@@ -94,8 +111,8 @@ def brief(rows: Sequence[PeerRow]) -> Iterator[Sequence[str]]:
     """Yield the factors of the largest populations."""
     most = max(row.members for row in rows)
     _, *lines = factors(rows)
-    chosen = [0, 2, 4, 5, 7]  # network, hullo, factor, best peer, factor
-    yield ["", f"ms per step and network, {most} networks", "over eager loops", "best peer", "over the best peer"]
+    chosen = [0, 2, 5, 7]  # network, hullo, best peer, factor
+    yield ["", f"ms per step and network, {most} networks", "best peer", "times as fast"]
     yield from ([line[index] for index in chosen] for line in lines if line[1] == str(most))
 
 

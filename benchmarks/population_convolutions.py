@@ -1,4 +1,4 @@
-"""Measure the convolutions of a population against the memory bandwidth, on a GPU, each in a CUDA graph.
+"""Measure the convolutions of a population against the memory bandwidth, each in a CUDA graph.
 
     python benchmarks/population_convolutions.py --csv rows.csv
 
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from variants import HALF, LAST, Bench, Step, measure_on_gpu, parser, size
+from variants import HALF, LAST, Bench, Step, size
 
 
 def conv2d(
@@ -101,18 +101,24 @@ def convolution(bench: Bench, name: str) -> None:
             "backward weight": lambda: backward(*learned),
         }
 
-    variants = {variant: functools.partial(steps, *how) for variant, how in VARIANTS.items()}
+    variants = {
+        variant: functools.partial(steps, *how)
+        for variant, how in VARIANTS.items()
+        if not (bench.tiny and variant == "ours")
+    }
     used = x if layer.side >= layer.stride else x[..., :: layer.stride, :: layer.stride]
     least = {
         "forward": size(used, weight, dy),
         "backward data": size(dy, weight, x),
         "backward weight": size(dy, used, weight),
     }
-    bench.measure("convolution", name, variants, least, 2.0 * dy.numel() * weight[0].numel(), rounds=9)
+    bench.measure("convolution", name, variants, least, 2.0 * dy.numel() * weight[0].numel())
 
 
-def main() -> None:
-    measure_on_gpu(parser(__doc__).parse_args(), lambda bench: bench.run([(convolution, LAYERS)]))
+def main(arguments: list[str] | None = None) -> None:
+    bench = Bench(__doc__)
+    bench.start(arguments)
+    bench.run([(convolution, LAYERS)])
 
 
 if __name__ == "__main__":

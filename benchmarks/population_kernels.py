@@ -18,7 +18,7 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from variants import HALF, Bench, Part, Step, measure_on_gpu, parser, size
+from variants import HALF, Bench, Part, Step, size
 
 import hullo
 from hullo.functional import apply
@@ -278,11 +278,16 @@ def tune(bench: Bench) -> None:
         bench.run([(first_convolution, FIRST)])
 
 
-def main() -> None:
-    options = parser(__doc__)
-    options.add_argument("--tune", action="store_true", help="measure the kernels at several sizes of their tiles")
-    given = options.parse_args()
-    measure_on_gpu(given, tune if given.tune else lambda bench: bench.run(PARTS))
+def main(arguments: list[str] | None = None) -> None:
+    bench = Bench(__doc__)
+    bench.parser.add_argument("--tune", action="store_true", help="measure the kernels at several sizes of their tiles")
+    options = bench.start(arguments)
+    if bench.tiny:
+        raise SystemExit("this benchmark needs a GPU; PyTorch finds none")
+    if options.tune:
+        tune(bench)
+    else:
+        bench.run(PARTS)
 
 
 if __name__ == "__main__":

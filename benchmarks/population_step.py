@@ -5,79 +5,70 @@
 Random images of CIFAR-10's size and number, batch 32, bfloat16, the paper's twelve activations in turn. A population
 trains by the laboratory's loop: augmentation, step, optimizer, and an evaluation on 10,000 images at the end of
 the epoch, whose time is measured and added in proportion. Beside it, in the same run, plain PyTorch, as plain_epoch.py
-measures it. `--profile` prints the kernels that take the most time.
+measures it. `--profile` prints the kernels that take the most time. Without a GPU, a few steps, as a test.
 """
 
 from __future__ import annotations
 
-import argparse
-import csv
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from plain_epoch import NETWORKS, plain_epoch
 
-import hullo
+from hullo.lab.bench.harness import Harness
 from hullo.lab.data import Dataset
 from hullo.lab.run.loaders import InMemoryLoader
 from hullo.lab.run.training import Training
 from hullo.lab.spec import paper
-from hullo.lab.spec.environment import environment
 from hullo.lab.spec.paper import Column
 from hullo.lab.spec.run_spec import Spec
 
-TRAIN, TEST = 50_000, 10_000
 
-
-def images() -> Dataset:
-    generator = torch.Generator("cuda").manual_seed(0)
+def images(harness: Harness) -> Dataset:
+    generator = torch.Generator(harness.device).manual_seed(0)
+    options = {"device": harness.device, "generator": generator}
     parts = []
-    for count in (TRAIN, TEST):
-        parts.append(torch.randint(256, (count, 3, 32, 32), device="cuda", dtype=torch.uint8, generator=generator))
-        parts.append(torch.randint(10, (count,), device="cuda", generator=generator))
+    for count in (2048, 64) if harness.tiny else (50_000, 10_000):
+        parts.append(torch.randint(256, (count, 3, 32, 32), dtype=torch.uint8, **options))
+        parts.append(torch.randint(10, (count,), **options))
     return Dataset("random", tuple("0123456789"), *parts)
 
 
-def population_epoch(network: str, members: int, data: Dataset, seconds: float, profile: bool) -> dict[str, float]:
+def population_epoch(
+    harness: Harness, network: str, members: int, data: Dataset, seconds: float, profile: bool
+) -> dict[str, float]:
     """Return the time of one network's epoch in a population, and its parts, from about `seconds` of training."""
     specs = [
         Spec(network, "cifar10", paper.ROWS[k % len(paper.ROWS)], seed=k // len(paper.ROWS), precision="bfloat16")
         for k in range(members)
     ]
-    torch.cuda.reset_peak_memory_stats()
     training = Training(specs, InMemoryLoader(data))
     steps_of = training.advance()
-    start = time.perf_counter()
-    for _ in range(5):
-        next(steps_of)
-    torch.cuda.synchronize()
-    capture = time.perf_counter() - start
-    start, steps = time.perf_counter(), 0
-    while time.perf_counter() - start < seconds and training.step < training.steps - 30:
-        for _ in range(20):
-            next(steps_of)
-        torch.cuda.synchronize()
-        steps += 20
-    step = (time.perf_counter() - start) / steps
-    if profile:
-        show_profile(lambda: [next(steps_of) for _ in range(5)], 5)
-    training.population.eval()
-    times = []
-    for _ in range(2):
+
+    def take(count: int) -> float:
         start = time.perf_counter()
-        training._end_epoch()
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-    evaluation = min(times)
+        for _ in range(count):
+            next(steps_of)
+        harness.clock.wait()
+        return time.perf_counter() - start
+
+    chunk = 1 if harness.tiny else 20
+    capture, taken, steps = take(5), 0.0, 0
+    while (taken < seconds or not steps) and training.step < training.steps - 30:
+        taken, steps = taken + take(chunk), steps + chunk
+    if profile:
+        show_profile(lambda: take(5), 5)
+    peak = harness.peak_mib(lambda: next(steps_of))
+    training.population.eval()
+    evaluation = min(harness.clock.laps(training._end_epoch, training._end_epoch))
+    step = taken / steps
     return {
         "epoch_s": (step * training.steps + evaluation) / members,
         "step_ms": 1e3 * step,
         "evaluation_s": evaluation,
         "capture_s": capture,
-        "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
+        "step_peak_mib": peak,
     }
 
 
@@ -95,36 +86,21 @@ def show_profile(run: Callable[[], object], count: int) -> None:
         )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--networks", nargs="+", default=["kerasnet", "lenet5", "resnet56"], choices=NETWORKS)
-    parser.add_argument("--members", nargs="+", type=int, default=[60])
-    parser.add_argument("--seconds", type=float, default=5.0, help="of training for each population")
-    parser.add_argument("--csv", type=Path)
-    parser.add_argument("--profile", action="store_true")
-    arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.exit("this benchmark needs a GPU; PyTorch finds none")
-    data, rows = images(), []
-    fields = vars(environment(torch.cuda.get_device_name()))
-    print(f"{fields['device']}, torch {fields['torch']}, hullo {hullo.__version__} ({fields['commit']})")
-    for network in arguments.networks:
-        plain = plain_epoch(Column(network, "cifar10"))
-        print(f"{network}: plain PyTorch {plain:.2f} s for one network's epoch")
-        for members in arguments.members:
-            result = population_epoch(network, members, data, arguments.seconds, arguments.profile)
+def main(arguments: list[str] | None = None) -> None:
+    harness = Harness(__doc__, rounds=3)
+    harness.parser.add_argument("--networks", nargs="+", default=["kerasnet", "lenet5", "resnet56"], choices=NETWORKS)
+    harness.parser.add_argument("--members", nargs="+", type=int, default=[60])
+    harness.parser.add_argument("--seconds", type=float, default=5.0, help="of training for each population")
+    harness.parser.add_argument("--profile", action="store_true")
+    options = harness.start(arguments)
+    data = images(harness)
+    for network in options.networks:
+        plain = plain_epoch(harness, Column(network, "cifar10"))
+        for members in options.members:
+            result = population_epoch(harness, network, members, data, options.seconds, options.profile)
             torch.cuda.empty_cache()
-            values = ", ".join(f"{name} {value:.3f}" for name, value in result.items())
-            print(
-                f"{network} x {members}: {values}; {plain / result['epoch_s']:.0f} times as fast as plain PyTorch",
-                flush=True,
-            )
-            rows.append({"network": network, "members": members, "plain_epoch_s": plain, **result, **fields})
-            if arguments.csv:
-                with arguments.csv.open("w", newline="") as file:
-                    writer = csv.DictWriter(file, list(rows[0]))
-                    writer.writeheader()
-                    writer.writerows(rows)
+            ratio = plain / result["epoch_s"]
+            harness.add(network=network, members=members, plain_epoch_s=plain, **result, plain_over_population=ratio)
 
 
 if __name__ == "__main__":

@@ -121,6 +121,7 @@ def _themed(text: str, folder: str) -> str:
 
 def show_file(app: Sphinx, page: str, content: list[str]) -> None:
     """Replace a page that links to a file of the repository by that file, and link to its page from others."""
+    content[0] = re.sub(r"\[(`[^`]+`)\]\(\.\./src/[^)]+\)", r"\1", content[0])  # links into the source are for GitHub
     for name, file in WHOLE_FILES.items():
         content[0] = content[0].replace(f"({file}", f"({name}.md")
     if page == NOTEBOOK[0]:

@@ -239,3 +239,29 @@ def test_every_command_is_documented() -> None:
 def test_options_in_the_laboratory_page_exist() -> None:
     spoken = set(re.findall(r"`(--[\w-]+)", (ROOT / "docs" / "laboratory.md").read_text()))
     assert spoken <= {option for command in COMMANDS.values() for item in command.params for option in item.opts}
+
+
+def defined_names(path: Path) -> set[str]:
+    """Return the functions, classes and methods of a file, methods as Class.method."""
+    found: set[str] = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}.{item.name}" for item in node.body if isinstance(item, ast.FunctionDef)}
+    return found
+
+
+def test_every_stop_of_the_architecture_is_where_its_link_says() -> None:
+    page = ROOT / "docs" / "architecture.md"
+    links = re.findall(r"\[`([\w.]+)`\]\(([^)]+\.py)\)", page.read_text())
+    assert len(links) > 20
+    for name, target in links:
+        path = (page.parent / target).resolve()
+        assert path.is_file(), f"{page.name} links to {target}"
+        module = path.relative_to(ROOT / "src" / "hullo").with_suffix("").parts
+        module = module[:-1] if module[-1] == "__init__" else module
+        names = {
+            ".".join((*module[:k], defined)) for defined in defined_names(path) for k in (len(module), len(module) - 1)
+        }
+        assert name in names, f"{target} has no {name}"

@@ -25,8 +25,9 @@ FORBIDDEN = {
         "hullo.lab.analysis",
         "hullo.lab.cli",
     ),
-    "hullo.lab.run": ("hullo.lab.analysis", "hullo.lab.bench", "hullo.lab.cli"),
-    "hullo.lab.analysis": (*ENGINE, "hullo.lab.cli"),
+    "hullo.lab.run": ("hullo.lab.analysis", "hullo.lab.bench", "hullo.lab.cli", "hullo.lab.comparison"),
+    "hullo.lab.analysis": (*ENGINE, "hullo.lab.cli", "hullo.lab.comparison"),
+    "hullo.lab.comparison": ("hullo.lab.bench", "hullo.lab.cli"),
     "hullo.lab.bench": ("hullo.lab.run", "hullo.lab.data", "hullo.lab.cli"),
 }
 """Packages that a package must not import, neither at the top of a file nor inside a function."""

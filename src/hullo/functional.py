@@ -273,7 +273,7 @@ def backward(gradient: Tensor, x: Tensor, raw: Tensor, spec: CombineSpec, kernel
     if not torch.is_grad_enabled() and not batched:
         return load(kernel).backward(gradient, x, raw, spec)
     if kernel != "triton" or batched:
-        return reference.backward(gradient, x, raw, spec)
+        return reference.backward(gradient, x, raw, spec, learns=raw.requires_grad or not is_eager())
     wide = raw.to(compute_dtype(x))
     coefficients = spec.parametrization.transform(wide)
     given = replace(spec, parametrization=get_parametrization("given"))
@@ -296,19 +296,29 @@ class _Gradients(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, CombineSpec], output: Any) -> None:
         *tensors, ctx.spec = inputs
         ctx.save_for_backward(*tensors)
+        ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, v: Tensor | None, w: Tensor | None) -> tuple[Tensor | None, ...]:
         gradient, x, coefficients = ctx.saved_tensors
         spec, next_order = ctx.spec, replace(ctx.spec, order=ctx.spec.order + 1)
-        kernel = "reference" if any(map(is_legacy_batched, (v, w))) else "triton"
+        kernel = "reference" if any(is_legacy_batched(item) for item in (v, w) if item is not None) else "triton"
         if kernel == "triton" and not torch.is_grad_enabled():
             from hullo.kernels import triton
 
-            return *triton.second(v, w, gradient, x, coefficients, spec), None
-        dgradient = v * _dispatch(x, coefficients, next_order, kernel) + _dispatch(x, w, spec, kernel)
-        dx, dc = backward(v * gradient, x, coefficients, next_order, kernel)
-        return dgradient, dx + backward(gradient, x, w, spec, kernel)[0], dc, None
+            v = torch.zeros_like(x) if v is None else v
+            return *triton.second(
+                v, torch.zeros_like(coefficients) if w is None else w, gradient, x, coefficients, spec
+            ), None
+        dgradient, dx, dc = None, None, None
+        if v is not None:
+            dgradient = v * _dispatch(x, coefficients, next_order, kernel)
+            dx, dc = backward(v * gradient, x, coefficients, next_order, kernel)
+        if w is not None:  # the coefficients' gradients are differentiated, too
+            of_sums, through_sums = _dispatch(x, w, spec, kernel), backward(gradient, x, w, spec, kernel)[0]
+            dgradient = of_sums if dgradient is None else dgradient + of_sums
+            dx = through_sums if dx is None else dx + through_sums
+        return dgradient, dx, dc, None
 
     @staticmethod
     def vmap(

@@ -20,6 +20,12 @@ def test_version_option_prints_the_version():
     assert (result.exit_code, result.stdout) == (0, f"hullo {hullo.__version__}\n")
 
 
+def test_shells_complete_commands_and_options():
+    for words, expected in (("hullo tr", "train"), ("hullo train --op", "--optimizer")):
+        environment = {"_HULLO_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        assert CliRunner().invoke(app, [], env=environment, prog_name="hullo").stdout.split() == [expected]
+
+
 def test_bench_measures_prints_and_saves(tmp_path):
     result = invoke(*TINY, "--dtypes", "float32,bfloat16", "--output", str(tmp_path), "--commit", "abc")
     assert result.exit_code == 0, result.output

@@ -230,6 +230,20 @@ def test_parameter_groups_of_a_population_are_those_of_its_members(is_own: bool)
         assert_equal_states(population[k], member)
 
 
+def test_a_view_for_each_member_has_the_gradient_of_each() -> None:
+    networks = members()
+    population, x = Population(networks), batches(1)[0, 0]
+    own = x.expand(len(population), *x.shape).requires_grad_()
+    population(own).square().sum().backward()
+    shared = x.clone().requires_grad_()
+    population(shared, in_dims=None).square().sum().backward()
+    for k, member in enumerate(networks):
+        alone = x.clone().requires_grad_()
+        member(alone).square().sum().backward()
+        torch.testing.assert_close(own.grad[k], alone.grad)  # type: ignore[index]
+    torch.testing.assert_close(own.grad.sum(0), shared.grad)  # type: ignore[union-attr]
+
+
 def test_the_default_does_not_decay_coefficients() -> None:
     population = Population([network(ACTIVATIONS[2])])
     before = {name: p.detach().clone() for name, p in population.named_parameters()}

@@ -2,11 +2,15 @@
 
 from typing import Any
 
-__all__ = ["load_network", "record"]
+__all__ = ["compare", "load_network", "record"]
 
 
 def __getattr__(name: str) -> Any:
     """Import functions lazily: commands that only read records need no network."""
+    if name == "compare":
+        from hullo.lab.comparison import compare
+
+        return compare
     if name == "load_network":
         from hullo.lab.run.weights import load_network
 

@@ -21,7 +21,7 @@ from hullo.bases import in_order, is_built_in
 from hullo.lab.files import make_directory
 from hullo.lab.spec.activation import PRELU, ActivationSpec
 from hullo.lab.spec.environment import choose_device, device_name, environment
-from hullo.lab.spec.records import Record, Records, round_number, round_numbers, spell_module
+from hullo.lab.spec.records import ACCURACY, Record, Records, round_number, round_numbers, spell_module
 from hullo.lab.spec.run_spec import SETTING, Spec
 from hullo.modules import Hull
 from hullo.parametrizations import BuiltInParametrization
@@ -38,6 +38,8 @@ def record(
     network: str,
     data: str,
     activation: str | None = None,
+    metric: str = ACCURACY,
+    lower_is_better: bool = False,
     seed: int = 0,
     overwrite: bool = False,
     **settings: str | float,
@@ -54,6 +56,9 @@ def record(
         data: a name for the data set.
         activation: by default that of the model's hulls. For a model without hulls, a name such as "relu", or "own" for
             a function that hullo does not know. For a model with several kinds of hulls, which of them to record.
+        metric: what runs are compared by, if that is not the accuracy: "rmse" makes `log` take `test_rmse` and
+            `val_rmse`.
+        lower_is_better: whether lower values of that metric are better.
         seed: of this run; tables give means over seeds.
         overwrite: replace the record of the same run, if there is one.
         settings: numbers and words that distinguish runs, such as ``lr=1e-3, width=64``.
@@ -71,27 +76,40 @@ def record(
         >>> len((folder / "records.jsonl").read_text().splitlines())
         1
     """
-    layers, reasons = _find_layers(model)
+    layers, reasons = find_layers(model)
     row = _choose_activation(layers, activation, reasons)
     seed_number = int(seed) if isinstance(seed, Integral) else seed  # NumPy's integers, too
     spec = Spec(network, data, row, seed=seed_number, epochs=1, settings=_spell_settings(settings))
     make_directory(Path(folder))
     records = Records(Path(folder) / "records.jsonl")
     records.check_new(spec, overwrite=overwrite)
-    run = Run(spec, layers.get(row, []), _device_of(model))
+    if not metric.isidentifier() or metric in ("loss", "top5"):
+        raise ValueError(f"metric={metric!r}: must be a Python identifier other than loss and top5, as in 'rmse'")
+    run = Run(spec, layers.get(row, []), _device_of(model), metric, lower_is_better=lower_is_better)
     yield run
     finished = run.to_record()
     records.put(finished, overwrite=overwrite)
     run.is_over = True
-    if 0 < (best := max([*finished.test_accuracy, *finished.val_accuracy])) <= 1:  # after writing: it may be an error
+    accuracies = [*finished.test_accuracy, *finished.val_accuracy]
+    if 0 < (best := max(accuracies, default=0.0)) <= 1:  # after writing: it may be an error
         warnings.warn(f"the best accuracy is {best:g} percent; log 100 * accuracy if that is a fraction", stacklevel=3)
 
 
 class Run:
     """A run that :func:`record` records."""
 
-    def __init__(self, spec: Spec, layers: list[_Layer], device: torch.device) -> None:
+    def __init__(
+        self,
+        spec: Spec,
+        layers: list[Layer],
+        device: torch.device,
+        metric: str = ACCURACY,
+        *,
+        lower_is_better: bool = False,
+    ) -> None:
         self._spec, self._layers, self._device = spec, layers, device
+        self._metric, self._lower_is_better = metric, lower_is_better
+        self._compared = (f"test_{metric}", f"val_{metric}")
         self.is_over = False
         self._start = time.perf_counter()
         self._curves: dict[str, list[float]] = {}
@@ -103,17 +121,18 @@ class Run:
         """Add an epoch: its metrics, and the coefficients that the model has now.
 
         Args:
-            metrics: `test_accuracy`, `val_accuracy` and `test_top5` in percent, `train_loss`, `test_loss` and
-                `val_loss`. Either `test_accuracy` or `val_accuracy` is needed, and all epochs have the same metrics. A
-                loss may be NaN: the run has then diverged.
+            metrics: `test_accuracy`, `val_accuracy` and `test_top5` in percent, or the metric that `record` was told
+                of, such as `test_rmse`; `train_loss`, `test_loss` and `val_loss`. Either the test or the validation
+                metric is needed, and all epochs have the same metrics. A loss may be NaN: the run has then diverged.
         """
         if self.is_over:
             raise ValueError("the record of this run is written; call log inside of the with block")
-        if unknown := [name for name in metrics if name not in LOSSES + ACCURACIES]:
-            raise ValueError(f"unknown metric {unknown[0]!r}; available: {', '.join(ACCURACIES + LOSSES)}")
-        if not {"test_accuracy", "val_accuracy"} & metrics.keys():
+        available = ACCURACIES if self._metric == ACCURACY else self._compared
+        if unknown := [name for name in metrics if name not in LOSSES + available]:
+            raise ValueError(f"unknown metric {unknown[0]!r}; available: {', '.join(available + LOSSES)}")
+        if not set(self._compared) & metrics.keys():
             raise ValueError(
-                f"no accuracy among {', '.join(metrics) or 'no metrics'}; log test_accuracy or val_accuracy"
+                f"no {self._metric} among {', '.join(metrics) or 'no metrics'}; log {' or '.join(self._compared)}"
             )
         if self._curves and self._curves.keys() != metrics.keys():
             raise ValueError(
@@ -139,6 +158,10 @@ class Run:
             for epoch in range(epochs)
         ]
         curves: dict[str, Any] = {**accuracies, **losses}
+        if self._metric != ACCURACY:
+            test, val = ([*map(round_number, self._curves.get(name, ()))] for name in self._compared)
+            curves |= {"metric": self._metric, "lower_is_better": self._lower_is_better}
+            curves |= {"test_metric": test, "val_metric": val}
         return Record(
             spec=replace(self._spec, epochs=epochs),
             ended="finished" if all(is_finite) else f"diverged in epoch {1 + is_finite.index(False)}",
@@ -156,7 +179,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class _Layer:
+class Layer:
     """A learned activation: its name, its spec, and a function that reads its coefficients, one row per group."""
 
     name: str
@@ -164,7 +187,7 @@ class _Layer:
     read: Callable[[], Tensor]
 
 
-def _find_layers(model: Any) -> tuple[dict[str, list[_Layer]], list[str]]:
+def find_layers(model: Any) -> tuple[dict[str, list[Layer]], list[str]]:
     """Return the learned activations by their spelling, and reasons why others cannot be recorded.
 
     Layers with the same kind, bases and parametrization belong together. Their spelling names an initial base if all
@@ -173,18 +196,18 @@ def _find_layers(model: Any) -> tuple[dict[str, list[_Layer]], list[str]]:
     layers, reasons = [], []
     for name, hull, read in _named_hulls(model):
         if isinstance(hull, nn.PReLU):
-            layers.append(_Layer(name, PRELU, lambda own=hull: _prelu_rows(own)))  # type: ignore[misc]
+            layers.append(Layer(name, PRELU, lambda own=hull: _prelu_rows(own)))  # type: ignore[misc]
         elif reason := _why_unrecordable(hull):
             reasons.append(f"{name} is {hull.spelling} with {reason}")
         elif len(hull.bases) > 1 or hull.raw.requires_grad:
             bases = in_order(hull.bases)
             spec = ActivationSpec(hull.kind, bases, hull.constraint.parametrization.name)
             order = [hull.bases.index(item) for item in bases]
-            layers.append(_Layer(name, spec, lambda read=read, order=order: _rows(read())[:, order]))  # type: ignore[misc]
-    by_spec: dict[ActivationSpec, list[_Layer]] = {}
+            layers.append(Layer(name, spec, lambda read=read, order=order: _rows(read())[:, order]))  # type: ignore[misc]
+    by_spec: dict[ActivationSpec, list[Layer]] = {}
     for layer in layers:
         by_spec.setdefault(layer.spec, []).append(layer)
-    spelled: dict[str, list[_Layer]] = {}
+    spelled: dict[str, list[Layer]] = {}
     for spec, group in by_spec.items():
         spelled.setdefault(str(_complete(spec, group)), []).extend(group)
     return spelled, reasons
@@ -220,7 +243,7 @@ def _why_unrecordable(hull: Hull) -> str:
     return "" if hull.inner_scale is None else "an inner scale"
 
 
-def _complete(spec: ActivationSpec, layers: list[_Layer]) -> ActivationSpec:
+def _complete(spec: ActivationSpec, layers: list[Layer]) -> ActivationSpec:
     """Return the spec of layers, completed by the base that all start as, if any, and by whether they have groups."""
     if spec == PRELU:
         return spec
@@ -242,7 +265,7 @@ def _prelu_rows(module: nn.PReLU) -> Tensor:
     return torch.stack([slopes, 1 - slopes], dim=1)
 
 
-def _choose_activation(layers: Mapping[str, list[_Layer]], activation: str | None, reasons: list[str]) -> str:
+def _choose_activation(layers: Mapping[str, list[Layer]], activation: str | None, reasons: list[str]) -> str:
     """Return the activation to record."""
     available = ", ".join(layers) or "no hulls that can be recorded"
     hint = "; ".join([f"the model has {available}", *reasons])

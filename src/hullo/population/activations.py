@@ -24,8 +24,27 @@ from hullo.optimizer_hook import watch_table
 from hullo.parametrizations import get_parametrization
 from hullo.population import kernels
 from hullo.population.parametrizations import CODES, REST, UNUSED, USED, Parametrize
+from hullo.population.regroup import join_members, split_members
 from hullo.population.sites import Activation, Site, fingerprint
 from hullo.population.values import Value
+
+
+@dataclass(frozen=True)
+class _Own:
+    """Members of a call that have like bases: their indices, bases and rows among those of the call.
+
+    A `function` is what all of them compute, if that is one base alone, as it is.
+    """
+
+    members: Tensor
+    bases: tuple[Base, ...]
+    columns: Tensor
+    rows: Tensor
+    function: Callable[[Tensor], Tensor] | None
+
+    def to(self, device: torch.device) -> _Own:
+        members, columns, rows = (item.to(device) for item in (self.members, self.columns, self.rows))
+        return replace(self, members=members, columns=columns, rows=rows)
 
 
 @dataclass(frozen=True)
@@ -38,10 +57,12 @@ class _Part:
     bases: tuple[Base, ...]
     columns: Tensor | None  # of the bases in the table; None for all
     rows: Tensor  # of the table, one per member and group of channels
+    own: tuple[_Own, ...] = ()  # members with like bases, if these differ
 
     def to(self, device: torch.device) -> _Part:
         members, columns = (None if item is None else item.to(device) for item in (self.members, self.columns))
-        return replace(self, members=members, columns=columns, rows=self.rows.to(device))
+        own = tuple(item.to(device) for item in self.own)
+        return replace(self, members=members, columns=columns, rows=self.rows.to(device), own=own)
 
 
 class InnerScales(nn.Module):
@@ -284,7 +305,8 @@ class Activations(nn.Module):
             members = None if len(indices) == len(site.activations) else torch.tensor(indices)
             places = [self._table_bases.index(item) for item in bases]
             columns = None if bases == self._table_bases else torch.tensor(places)
-            parts.append(_Part(members, groups, channel_dim, bases, columns, torch.tensor(rows)))
+            part = _Part(members, groups, channel_dim, bases, columns, torch.tensor(rows))
+            parts.append(replace(part, own=_split_by_bases(site, indices, part)))
         return parts
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Activations:
@@ -363,7 +385,10 @@ class Activations(nn.Module):
         return Value(torch.stack(own), 0)
 
     def _combine(self, part: _Part, coefficients: Tensor, x: Value, is_scaled: bool) -> Value:
-        """Return the activations of the members of one call."""
+        """Return the activations of the members of one call.
+
+        Without kernels, which compute all bases of a call while they wait for memory, a member pays for its own bases.
+        """
         dim = 0 if x.dim is None else x.dim
         if part.groups > 1:  # members beside the channels: each member's channels are contiguous
             dim = part.channel_dim % len(x.shape)
@@ -371,6 +396,8 @@ class Activations(nn.Module):
         selected = y if part.members is None else y.index_select(dim, part.members)
         flat = selected.flatten(dim, dim + 1) if part.groups > 1 else selected
         spec = CombineSpec(part.bases, get_parametrization("given"), channel_dim=dim)
+        if part.own and not is_scaled and not kernels.support(x.tensor):
+            return Value(_combine_own(selected, coefficients, part, dim), dim)
         if is_scaled:
             combined = apply_scaled(flat, coefficients, self._scale_rows(part), spec)
         else:
@@ -467,6 +494,45 @@ def _partition(site: Site) -> list[list[int]]:
         channel_dim = activation.channel_dim if activation.groups > 1 else any_dim
         calls.setdefault((channel_dim, *unbounded), []).append(k)
     return list(calls.values())
+
+
+_CHEAP = frozenset({"identity", "relu"})
+"""Bases that take less time than copying the members that use them."""
+
+
+def _combine_own(x: Tensor, coefficients: Tensor, part: _Part, dim: int) -> Tensor:
+    """Combine the bases of each member alone, of members in dimension `dim`."""
+    if len(part.own) == 1 and part.own[0].function is not None:
+        return part.own[0].function(x)
+    groups, outputs = [own.members for own in part.own], []
+    for own, selected in zip(part.own, split_members(x, dim, groups), strict=True):
+        if own.function is not None:  # derivatives of PyTorch's own functions take fewer passes
+            outputs.append(own.function(selected))
+            continue
+        flat = selected.flatten(dim, dim + 1) if part.groups > 1 else selected
+        spec = CombineSpec(own.bases, get_parametrization("given"), channel_dim=dim)
+        outputs.append(apply(flat, coefficients[own.rows][:, own.columns], spec).view(selected.shape))
+    return join_members(outputs, dim, groups)
+
+
+def _split_by_bases(site: Site, indices: Sequence[int], part: _Part) -> tuple[_Own, ...]:
+    """Return the members of a call with like bases; nothing if all are alike, and combine bases."""
+    alike: dict[frozenset[str], list[int]] = {}
+    for position, k in enumerate(indices):
+        names = frozenset(item.name for item in site.activations[k].bases)
+        alike.setdefault(names - _CHEAP, []).append(position)
+    own = []
+    for positions in alike.values():
+        used = [site.activations[indices[position]] for position in positions]
+        bases = _bases_of(used)
+        is_plain = all(
+            item.parametrization == "fixed" and item.frozen is None and bool((item.raw == 1).all()) for item in used
+        )
+        function = bases[0].function if is_plain and len(bases) == 1 else None
+        rows = [position * part.groups + group for position in positions for group in range(part.groups)]
+        columns = [part.bases.index(item) for item in bases]
+        own.append(_Own(torch.tensor(positions), bases, torch.tensor(columns), torch.tensor(rows), function))
+    return tuple(own) if len(own) > 1 or own[0].function is not None else ()
 
 
 def _is_finite_everywhere(item: Base) -> bool:

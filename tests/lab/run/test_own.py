@@ -29,6 +29,17 @@ def test_class_without_test_samples_is_reported_in_a_line() -> None:
     assert result.stderr.splitlines()[0].startswith("warning: rare.npz: y_test: no samples of class 2;")
 
 
+@pytest.mark.filterwarnings("default")
+def test_network_that_returns_probabilities_is_warned_of() -> None:
+    Path("soft.py").write_text(
+        "from torch import nn\n\n\ndef Net(in_channels, num_classes):\n"
+        "    return nn.Sequential(nn.Linear(in_channels, num_classes), nn.Softmax(-1))\n"
+    )
+    result = invoke("train", "soft.py:Net", "features.npz", "--epochs", 1)
+    assert result.exit_code == 0, result.output
+    assert [line for line in result.stderr.splitlines() if "remove the softmax" in line]
+
+
 @pytest.mark.parametrize(
     ("network", "data", "activation", "learned"),
     [
@@ -151,7 +162,7 @@ def test_loaded_network_computes_what_was_trained(network: str, seed: int) -> No
 
 def test_activations_that_are_not_replaced_are_reported() -> None:
     command = ("train", "more.py:Partly", "features.npz", "--epochs", 1, "--activation")
-    assert "3 (sigmoid): often a gate" in invoke(*command, "affine(identity,tanh)").stderr
+    assert "3 (sigmoid)" in invoke(*command, "affine(identity,tanh)").stderr
     assert "sigmoid" not in invoke(*command, "own").stderr
 
 

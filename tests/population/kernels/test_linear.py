@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -69,6 +70,28 @@ def test_activations_after_linear_layers(shape: tuple[int, int, int], kind: str)
     fixed = rows.to(DEVICE)
     assert_agrees(lambda x, *bias: fused(x, fixed, *bias), lambda x, *b: oracle(x, rows.double(), *b),
                   [torch.randn(shape), *biases])  # fmt: skip
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_derivatives_of_every_order_of_activations_after_linear_layers(learns: bool) -> None:
+    x, bias, rows = torch.randn(2, 3, 4), torch.randn(2, 4), torch.randn(2, 2)
+
+    def derive(call: Any, device: str, dtype: torch.dtype) -> list[Tensor]:
+        leaves = [item.to(device, dtype).requires_grad_() for item in (x, bias, rows)]
+        y = call(leaves[0], leaves[1], leaves[2] if learns else leaves[2].detach())
+        found, wanted = [], leaves[: 2 + learns]
+        for _ in range(3):
+            gradients = torch.autograd.grad(y.square().sum(), wanted, create_graph=True)
+            found += gradients
+            y = gradients[0]
+        return [item.detach().cpu().double() for item in found]
+
+    def oracle(x: Tensor, bias: Tensor, rows: Tensor) -> Tensor:
+        z, (first, second) = x + bias.unsqueeze(1), rows.mT[..., None, None]
+        return first * z.relu() + second * z.tanh()
+
+    fused = derive(lambda *leaves: combine_biased(*leaves, BASES), DEVICE, torch.float32)
+    torch.testing.assert_close(fused, derive(oracle, "cpu", torch.float64), rtol=1e-3, atol=1e-3)
 
 
 def test_a_member_that_is_not_finite_leaves_the_others_as_they_are() -> None:

@@ -10,7 +10,7 @@ from hullo.lab.analysis.readings import Reading, fairest, find_reading, read_acc
 from hullo.lab.analysis.statistics import Interval
 from hullo.lab.spec import paper
 from hullo.lab.spec.activation import ActivationSpec
-from hullo.lab.spec.records import Record
+from hullo.lab.spec.records import ACCURACY, Record
 from hullo.lab.spec.run_spec import Spec
 
 SAMPLE = "-sample"
@@ -73,6 +73,14 @@ class Experiment:
         return found
 
     @cached_property
+    def scores(self) -> dict[str, dict[int, float]]:
+        """Return the same as numbers that are larger for better runs."""
+        sign = -1 if self.records[0].lower_is_better else 1
+        return {
+            row: {seed: sign * value for seed, value in reached.items()} for row, reached in self.accuracies.items()
+        }
+
+    @cached_property
     def readings(self) -> list[Reading]:
         """Return the readings that the runs have."""
         return readings_of(self.records, self.epoch)
@@ -83,7 +91,7 @@ class Experiment:
 
     def curve(self, record: Record) -> list[float]:
         """Return the accuracy of a run after each epoch, up to the last epoch in use."""
-        return (record.test_accuracy if self.split == "test" else record.val_accuracy)[: self.epoch]
+        return (record.test_scores if self.split == "test" else record.val_scores)[: self.epoch]
 
     @cached_property
     def cells(self) -> dict[str, Cell]:
@@ -99,7 +107,8 @@ class Experiment:
             )
             for row, reached in self.accuracies.items()
         }
-        top = max((cell.accuracy.mean for cell in cells.values() if not cell.is_lost), default=None)
+        better = min if self.records[0].lower_is_better else max
+        top = better((cell.accuracy.mean for cell in cells.values() if not cell.is_lost), default=None)
         return {row: replace(c, best=c.accuracy.mean == top and not c.is_lost) for row, c in cells.items()}
 
     def difference(self, row: str, other: str) -> Interval | None:
@@ -117,6 +126,12 @@ class Experiment:
         known = row in paper.ROWS and column in paper.COLUMNS and self.split == "test" and not self.part
         known = known and self.setting.settings is None
         return paper.accuracy(row, column) if known else None
+
+    @property
+    def metric(self) -> str:
+        """Return what the runs are compared by, with its unit."""
+        name = self.records[0].metric
+        return f"{name} in %" if name == ACCURACY else name
 
     @property
     def images(self) -> str:
@@ -210,7 +225,7 @@ def experiments(
 
 def _split(records: Sequence[Record]) -> str:
     """Return on which samples runs are compared: "test" where all were evaluated on them, otherwise "val"."""
-    return "test" if all(record.test_accuracy for record in records) else "val"
+    return "test" if all(record.test_scores for record in records) else "val"
 
 
 def _comparable(
@@ -227,10 +242,12 @@ def _comparable(
 
 def _find_flaw(records: Sequence[Record]) -> str:
     """Return why runs cannot be compared; an empty string if they can."""
+    if len(metrics := sorted({record.metric for record in records})) > 1:
+        return f"cannot compare runs by different metrics: {', '.join(metrics)}; give these runs another name"
     if len(parts := {tuple(record.images): record for record in records}) > 1:
         saw = (f"{r.spec} saw {' + '.join(map(str, r.images)) or 'all'} images" for r in parts.values())
         return f"cannot compare runs on different parts of a data set: {'; '.join(saw)}; choose one kind"
-    untested, unheld = ([r for r in records if not getattr(r, f"{split}_accuracy")] for split in ("test", "val"))
+    untested, unheld = ([r for r in records if not getattr(r, f"{split}_scores")] for split in ("test", "val"))
     if untested and unheld:
         return (
             f"cannot compare runs on different samples: {untested[0].spec} has only val_accuracy, and "

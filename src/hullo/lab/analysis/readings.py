@@ -89,7 +89,7 @@ def read_epoch(record: Record, reading: Reading, epochs: int) -> int:
     tested, held_out = _curves(record)
     sound = min(epochs, (record.diverged_in or epochs + 1) - 1) or epochs
     curve = (held_out if reading is CHOSEN else tested)[:sound]
-    return 1 + curve.index(max(curve))
+    return 1 + curve.index(min(curve) if record.lower_is_better else max(curve))
 
 
 def read_accuracy(record: Record, reading: Reading, epochs: int, split: str = "test") -> float:
@@ -101,4 +101,4 @@ def read_accuracy(record: Record, reading: Reading, epochs: int, split: str = "t
 
 
 def _curves(record: Record) -> tuple[list[float], list[float]]:
-    return record.test_accuracy, record.val_accuracy
+    return record.test_scores, record.val_scores

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -43,6 +44,12 @@ def read_records(paths: Iterable[Path], warn: Callable[[str], None] | None = Non
                     raise ValueError(f"{differing}; give only one of them")
                 warn(f"{differing}; that of {file} is left out")
     return [record for _, record in found.values()]
+
+
+def stated_findings(paths: Iterable[Path]) -> list[str]:
+    """Return the findings of the comparisons (`hullo compare`) in directories."""
+    files = [file for path in paths if path.is_dir() for file in sorted(path.rglob("comparison.json"))]
+    return [finding for file in files if (finding := json.loads(file.read_bytes()).get("finding"))]
 
 
 def record_files(path: Path) -> list[Path]:

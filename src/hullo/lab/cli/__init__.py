@@ -12,6 +12,7 @@ import typer
 import hullo
 from hullo.lab.cli.bench import bench
 from hullo.lab.cli.common import Command, Commands
+from hullo.lab.cli.compare import compare
 from hullo.lab.cli.data import data
 from hullo.lab.cli.figures import figures
 from hullo.lab.cli.report import report
@@ -22,11 +23,11 @@ app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     help="Activation functions that learn.",
 )
-for command in (train, reproduce, table, figures, report, bench):
+for command in (compare, train, reproduce, table, figures, report, bench):
     app.command(cls=Command)(command)
 app.add_typer(data, name="data")
 

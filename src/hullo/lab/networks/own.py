@@ -299,24 +299,28 @@ def _may_build(item: object, module: ModuleType) -> bool:
 
 
 def _replace(network: nn.Module, activation: ActivationSpec, example: Tensor, own: OwnNetwork) -> None:
-    """Replace every activation of a network."""
-    per_channel = activation.per == "channel"
+    """Replace every activation of a network; an error says how to train it otherwise."""
     try:
         with own.explain():
-            replace_activations(
-                network,
-                hull=HULLS[activation.kind] if activation.learns else LinearHull,
-                bases=list(activation.bases),
-                init=activation.initial_coefficients,
-                parametrization=activation.parametrization if activation.learns else None,
-                groups="channels" if per_channel else 1,
-                example_inputs=example,
-            )
+            apply_activation(network, activation, example)
     except ValueError as error:
         raise ValueError(
             f"cannot replace the activations of {own.attribute} of {own.path.name} by {activation}: {error}; give the "
             "network an argument `activation`, or train it as it is with --activation own"
         ) from error
+
+
+def apply_activation(network: nn.Module, activation: ActivationSpec, example: Tensor | None) -> None:
+    """Replace every activation of a network; a fixed one becomes a frozen hull of one base."""
+    replace_activations(
+        network,
+        hull=HULLS[activation.kind] if activation.learns else LinearHull,
+        bases=list(activation.bases),
+        init=activation.initial_coefficients,
+        parametrization=activation.parametrization if activation.learns else None,
+        groups="channels" if activation.per == "channel" else 1,
+        example_inputs=example,
+    )
     if not activation.learns:
         for module in network.modules():
             if isinstance(module, Hull):

@@ -13,6 +13,7 @@ from statistics import median
 from threading import Event
 
 import torch
+from torch import Tensor
 
 from hullo._compat import is_out_of_memory
 from hullo.lab.distributed import SINGLE_PROCESS, World
@@ -24,9 +25,11 @@ from hullo.lab.run.tensorboard import TensorBoardLogger
 from hullo.lab.run.training import Training
 from hullo.lab.run.weights import ChosenEpochs, check_savable, save_weights
 from hullo.lab.signals import stop_request
+from hullo.lab.spec.activation import ActivationSpec
 from hullo.lab.spec.environment import Environment
 from hullo.lab.spec.records import Record, round_number, round_numbers, spell_module
 from hullo.lab.spec.run_spec import Spec
+from hullo.population.activations import Activations
 
 REFRESH_SECONDS = 0.5
 """Seconds between two updates of the progress bar."""
@@ -170,22 +173,14 @@ def _note_diverged(training: Training, progress: Progress) -> None:
 
 def build_records(training: Training, environment: Environment) -> list[Record]:
     """Return the members' records at the end of their training."""
-    activations, curves, held_out = (
-        training.population.activations,
-        training.curves,
-        "val" in training.loader.eval_sizes,
-    )
+    curves, held_out = training.curves, "val" in training.loader.eval_sizes
     records = []
     for k, spec in enumerate(training.specs):
         row = spec.row
-        points = (training.start[k], *curves["coefficients"][:, k]) if row.learns else ()
-        names = [item.name for item in row.bases]
-        chosen = [[item.name for item in site.activations[k].bases] == names for site in activations.sites]
-        by_epoch = [list(itertools.compress(activations.split(k, point), chosen)) for point in points]
-        modules = [spell_module(site.path) for site in itertools.compress(activations.sites, chosen)]
-        coefficients = [[round_numbers(layer.mean(0).tolist()) for layer in point] for point in by_epoch]
+        points = (training.start, *curves["coefficients"])
+        learned = read_coefficients(training.population.activations, points, k, row)
         finite = curves["finite"][:, k].tolist()
-        for epoch, point in enumerate(coefficients[1:]):  # coefficients may be finite although their mean is not
+        for epoch, point in enumerate(learned.points[1:]):  # coefficients may be finite although their mean is not
             finite[epoch] = finite[epoch] and None not in itertools.chain(*point)
         accuracy, *top5 = (list(map(round_number, top)) for top in curves["test_accuracy"][:, k].T.tolist())
         records.append(
@@ -196,14 +191,12 @@ def build_records(training: Training, environment: Environment) -> list[Record]:
                 test_loss=round_numbers(curves["test_loss"][:, k].tolist()),
                 test_accuracy=accuracy,
                 bases=[item.name for item in row.bases] if row.learns else [],
-                coefficients=coefficients,
+                coefficients=learned.points,
                 members=len(training.specs),
                 seconds=round(training.seconds, 3),
                 environment=environment,
-                channels=[[*map(round_numbers, layer.tolist())] for layer in by_epoch[-1]]
-                if row.per == "channel"
-                else [],
-                layers=modules if spec.is_own_network and row.learns else [],
+                channels=learned.channels,
+                layers=learned.layers if spec.is_own_network else [],
                 test_top5=top5[0] if top5 else [],
                 val_loss=round_numbers(curves["val_loss"][:, k].tolist()) if held_out else [],
                 val_accuracy=[*map(round_number, curves["val_accuracy"][:, k, 0].tolist())] if held_out else [],
@@ -213,6 +206,27 @@ def build_records(training: Training, environment: Environment) -> list[Record]:
             )
         )
     return records
+
+
+@dataclass(frozen=True)
+class Learned:
+    """The learned activations of a member as records have them: empty for fixed ones."""
+
+    points: list[list[list[float | None]]]  # means over channels, by epoch and layer
+    channels: list[list[list[float | None]]]  # the last ones of each channel, if there is one activation per channel
+    layers: list[str]
+
+
+def read_coefficients(activations: Activations, points: Sequence[Tensor], k: int, row: ActivationSpec) -> Learned:
+    """Return what member k of a population learned, given the coefficients of all members by epoch."""
+    if not row.learns:
+        return Learned([], [], [])
+    names = [item.name for item in row.bases]
+    chosen = [[item.name for item in site.activations[k].bases] == names for site in activations.sites]
+    by_epoch = [list(itertools.compress(activations.split(k, point[k]), chosen)) for point in points]
+    means = [[round_numbers(layer.mean(0).tolist()) for layer in point] for point in by_epoch]
+    channels = [[*map(round_numbers, layer.tolist())] for layer in by_epoch[-1]] if row.per == "channel" else []
+    return Learned(means, channels, [spell_module(site.path) for site in itertools.compress(activations.sites, chosen)])
 
 
 class _Display:

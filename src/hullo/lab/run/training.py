@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from itertools import islice
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from hullo.lab import networks
 from hullo.lab.distributed import SINGLE_PROCESS, World
 from hullo.lab.run.loaders import Loader
+from hullo.lab.run.loop import Loop
 from hullo.lab.spec.recipes import parse_schedule
 from hullo.lab.spec.run_spec import Spec
 from hullo.population import SGD, Adam, AdamW, AugmentedImages, Optimizer, Population, RMSprop, capture
@@ -29,7 +29,7 @@ from hullo.population.trace.export import LoweringError
 MAX_UPDATES = 2**62
 
 
-class Training:
+class Training(Loop):
     """The training of a population; after `load_state_dict` it continues bit for bit.
 
     `curves` holds a point per epoch and member: `train_loss`, the mean over the epoch's steps; `test_loss` and
@@ -72,19 +72,17 @@ class Training:
         self.population = Population(members, seeds=[spec.seed for spec in specs]).to(loader.device)
         if first.is_own_network:
             self._check_network()
-        self.images = loader.count  # per epoch
-        if first.recipe.drop_last and loader.count >= first.batch_size:
-            self.images -= loader.count % first.batch_size
-        self.steps = -(-self.images // first.batch_size)
+        super().__init__(
+            self.population,
+            loader,
+            epochs=first.epochs,
+            batch_size=first.batch_size,
+            precision=first.precision,
+            drop_last=first.recipe.drop_last,
+            world=world,
+        )
         self.optimizer = _optimizer(self.population, specs, self.steps, world)
-        self._forward: nn.Module = self.population
-        if world.size > 1:
-            self._forward = nn.parallel.DistributedDataParallel(self.population)
-        self.epoch = self.step = 0
-        self.seconds = 0.0
-        self.total = torch.zeros(len(specs), dtype=torch.float64, device=loader.device)
         self.start = self.population.activations.coefficients.detach().cpu()
-        self.curves: dict[str, Tensor] = {}
         self._score_batch = self._score if world.size > 1 else capture(self._score)
 
     @torch.no_grad()
@@ -131,53 +129,13 @@ class Training:
                 stacklevel=2,
             )
 
-    def advance(self) -> Iterator[None]:
-        """Train to the last epoch; yield after each step and each epoch, when the state can be saved."""
-        spec = self.specs[0]
-        take_step: Callable[..., None] = self._take_step
-        if self.world.size == 1 and self.loader.count >= spec.batch_size:
-            take_step = capture(self._take_step, self)
-        while self.epoch < spec.epochs:
-            self.population.train()
-            seeds = self.population.seeds
-            batches = self.loader.batches(seeds, self.epoch, spec.batch_size, self.step, self.world)
-            for global_size, batch in islice(batches, self.steps - self.step):
-                self._global_size = global_size
-                take_step(*batch)
-                self.step += 1
-                yield
-            self._end_epoch()
-            yield
-
-    def _take_step(self, *batch: Tensor) -> None:
-        """Take a step on this process's shard of a batch of `_global_size` images."""
-        self.population.first_sample = self.world.shard(self._global_size).start
-        self.optimizer.zero_grad()
-        with self._autocast():
-            losses = self._losses(*self.loader.load_batch(*batch))[0]
-        # DistributedDataParallel averages gradients over the processes, so each scales its loss by their number
-        losses.backward(torch.full_like(losses, self.world.size / self._global_size))  # type: ignore[no-untyped-call]
-        self.optimizer.step()
-        self.total += self.world.all_reduce(losses.detach().sum(1))
-
-    def _autocast(self) -> torch.autocast:
-        """Return the autocast context of loading images and of forward passes.
-
-        It caches no weights: a CUDA graph would go on to read what was cached when it was captured.
-        """
-        enabled = self.specs[0].precision == "bfloat16"
-        return torch.autocast(self.loader.device.type, torch.bfloat16, enabled=enabled, cache_enabled=False)
-
     def _losses(self, images: Tensor | AugmentedImages, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return each member's loss on each image, (K, B), and its logits."""
         logits = self._forward(images, in_dims=0 if labels.dim() == 2 else None).float()
         losses = F.cross_entropy(logits.flatten(0, 1), labels.expand(logits.shape[:2]).flatten(), reduction="none")
         return losses.view(logits.shape[:2]), logits
 
-    @torch.no_grad()
-    def _end_epoch(self) -> None:
-        """Evaluate, and add a point to every curve."""
-        self.population.eval()
+    def _evaluate_members(self) -> dict[str, Tensor]:
         losses, accuracies = {"train": self.total / self.images}, {}
         for name in self.loader.eval_sizes:
             losses[name], accuracies[name] = self._evaluate(name)
@@ -185,12 +143,7 @@ class Training:
         finite = torch.stack([*weights, *(loss.isfinite() for loss in losses.values())]).all(0)
         points = {f"{name}_loss": loss for name, loss in losses.items()}
         points |= {f"{name}_accuracy": accuracy for name, accuracy in accuracies.items()}
-        points |= {"finite": finite, "coefficients": self.population.activations.coefficients}
-        for name, point in points.items():
-            curve = self.curves.get(name, point.new_empty(0, *point.shape).cpu())
-            self.curves[name] = torch.cat([curve, point.cpu().unsqueeze(0)])
-        self.total.zero_()
-        self.epoch, self.step = self.epoch + 1, 0
+        return points | {"finite": finite, "coefficients": self.population.activations.coefficients}
 
     def _evaluate(self, name: str) -> tuple[Tensor, Tensor]:
         """Return each member's loss on an evaluation set, (K), and its top-k accuracies in percent, (K, len(topk))."""
@@ -213,30 +166,14 @@ class Training:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the state of the training as tensors by name."""
-        population = self.population.state_dict()
-        del population["activations.fingerprints"]  # a checkpoint has the specs
-        parts = {
-            "population": population,
-            "optimizer": self.optimizer.state_dict(),
-            "curves": self.curves,
-        }
-        state = {f"{part}.{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
-        position = torch.tensor([self.epoch, self.step, self.seconds], dtype=torch.float64)
-        return state | {"total": self.total, "position": position}
+        state = super().state_dict()
+        del state["population.activations.fingerprints"]  # a checkpoint has the specs
+        return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Load the state of a training of the same specs; raise a ValueError and change nothing if it does not fit."""
         self._check_state(state)
-
-        def part(prefix: str) -> dict[str, Tensor]:
-            return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
-
-        self.population.load_state_dict(part("population."))
-        self.optimizer.load_state_dict(part("optimizer."))
-        self.curves = part("curves.")
-        self.total.copy_(state["total"])
-        self.epoch, self.step = map(int, state["position"][:2].tolist())
-        self.seconds = state["position"][2].item()
+        super().load_state_dict(state)
 
     def _check_state(self, state: Mapping[str, Tensor]) -> None:
         """Raise a ValueError that names the first tensor that does not fit this training."""
@@ -287,15 +224,41 @@ def _check_alike(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None
 
 
 def _optimizer(population: Population, specs: Sequence[Spec], steps: int, world: World) -> Optimizer:
-    """Return the optimizer; members may differ in learning rates, weight decay and the constant of the schedule.
+    """Return the optimizer; members may differ in learning rates, weight decay and the constant of the schedule."""
+    first = specs[0]
+    return make_optimizer(
+        population,
+        first.optimizer,
+        lr=[spec.lr for spec in specs],
+        weight_decay=[spec.weight_decay for spec in specs],
+        coefficient_lr_scale=[spec.coefficient_lr_scale for spec in specs],
+        bias_lr_scale=first.recipe.bias_lr_scale,
+        schedule=_schedule(specs, steps, population.seeds.device),
+        # DistributedDataParallel reduces the gradients of parameters, not of copies
+        copies=torch.bfloat16 if first.precision == "bfloat16" and world.size == 1 else None,
+    )
+
+
+def make_optimizer(
+    population: Population,
+    name: str,
+    *,
+    lr: Sequence[float],
+    weight_decay: Sequence[float],
+    coefficient_lr_scale: Sequence[float],
+    bias_lr_scale: float = 1.0,
+    schedule: Callable[[Tensor], Tensor] | None = None,
+    copies: torch.dtype | None = None,
+) -> Optimizer:
+    """Return an optimizer by name, with settings of each member.
 
     RMSprop has the constants of Keras, SGD a momentum of 0.9. Weight decay applies only to weights.
     """
-    lr, decay, scale = (
-        torch.tensor([getattr(spec, name) for spec in specs], dtype=torch.float64, device=population.seeds.device)
-        for name in ("lr", "weight_decay", "coefficient_lr_scale")
+    rates, decay, scale = (
+        torch.tensor(numbers, dtype=torch.float64, device=population.seeds.device)
+        for numbers in (lr, weight_decay, coefficient_lr_scale)
     )
-    first, coefficients = specs[0], set(population.activations.coefficient_parameters())
+    coefficients = set(population.activations.coefficient_parameters())
     parameters = {name: p for name, p in population.named_parameters() if p not in coefficients}
     biases = [p for name, p in parameters.items() if name.endswith("bias")]
     norms = {f"stacked.{name}" for name in population.layer_parameters((nn.LayerNorm, nn.RMSNorm))}
@@ -305,23 +268,22 @@ def _optimizer(population: Population, specs: Sequence[Spec], steps: int, world:
         if not name.endswith("bias") and (p.dim() <= 2 or name in norms)  # (K, channels), or of a norm of images
     ]
     groups = [
-        {"params": biases, "lr_scale": first.recipe.bias_lr_scale, "weight_decay": 0.0},
+        {"params": biases, "lr_scale": bias_lr_scale, "weight_decay": 0.0},
         {"params": others, "weight_decay": 0.0},
     ]
     options: dict[str, Any] = {
-        "lr": lr,
+        "lr": rates,
         "weight_decay": decay,
         "coefficient_lr_scale": scale,
-        "schedule": _schedule(specs, steps, population.seeds.device),
+        "schedule": schedule,
         "groups": groups,
-        # DistributedDataParallel reduces the gradients of parameters, not of copies
-        "copies": torch.bfloat16 if first.precision == "bfloat16" and world.size == 1 else None,
+        "copies": copies,
     }
-    if first.optimizer == "rmsprop":
+    if name == "rmsprop":
         return RMSprop(population, alpha=0.9, eps=1e-7, **options)
-    if first.optimizer == "sgd":
+    if name == "sgd":
         return SGD(population, momentum=0.9, **options)
-    return (Adam if first.optimizer == "adam" else AdamW)(population, **options)
+    return (Adam if name == "adam" else AdamW)(population, **options)
 
 
 def _schedule(specs: Sequence[Spec], steps: int, device: torch.device) -> Callable[[Tensor], Tensor]:

@@ -54,6 +54,7 @@ class ActivationSpec:
     parametrization: str = "fixed"
     init: Base | None = None
     per: str = "layer"
+    label: str = ""  # of a user's own activation
 
     @classmethod
     @functools.cache
@@ -65,8 +66,8 @@ class ActivationSpec:
             raise TypeError(f"an activation must be a str, as in 'relu'; got {text!r} of type {type(text).__name__}")
         if text.strip() == "prelu":
             return PRELU
-        if text.strip() == "own":
-            return cls("own", ())
+        if own := re.fullmatch(r"\s*own(?::([\w.-]{1,100}))?\s*", text):
+            return cls("own", (), label=own[1] or "")
         hull = re.fullmatch(rf"\s*({'|'.join(HULLS)})\s*\((.*)\)\s*", text)
         kind, inner = (hull[1], hull[2]) if hull else ("fixed", text)
         # at commas between bases, not between the parameters of one
@@ -88,7 +89,7 @@ class ActivationSpec:
 
     def __str__(self) -> str:
         if self.kind == "own":
-            return "own"
+            return f"own:{self.label}" if self.label else "own"
         if not self.learns:
             return self.bases[0].name
         if self == PRELU:

@@ -16,7 +16,7 @@ from typing import Any
 from hullo.lab.files import atomic_write, locked, open_regular
 from hullo.lab.spec.environment import Environment
 from hullo.lab.spec.run_spec import MAX_LENGTH, Spec
-from hullo.lab.spec.schema import Exactly, Integer, List, Number, Object, Rule, Text, fail, read_json
+from hullo.lab.spec.schema import Boolean, Exactly, Integer, List, Number, Object, Rule, Text, fail, read_json
 
 VERSION = 3
 MAX_BYTES = 2**26
@@ -32,6 +32,8 @@ _RECORDED = Object(
 _FLOAT32 = 3.4028235e38
 _FINITE, _ANY = (Number(-_FLOAT32, _FLOAT32, null=null) for null in (False, True))
 _PERCENT = Number(0, 100)
+ACCURACY = "accuracy"
+_OF_METRIC = ("metric", "lower_is_better", "test_metric", "val_metric")
 
 
 @dataclass(frozen=True)
@@ -62,11 +64,25 @@ class Record:
     val_accuracy: list[float] = field(default_factory=list)
     images: list[int] = field(default_factory=list)  # numbers of training and of test images
     layers: list[str] = field(default_factory=list)  # names of the modules of a user's network that learn activations
+    metric: str = ACCURACY  # what runs are compared by; if it is another, the next fields have it, and no accuracies
+    lower_is_better: bool = False
+    test_metric: list[float] = field(default_factory=list)
+    val_metric: list[float] = field(default_factory=list)
 
     @property
     def accuracy(self) -> float:
-        """Return the accuracy after the last epoch in percent, on the test images if they were evaluated."""
-        return (self.test_accuracy or self.val_accuracy)[-1]
+        """Return the accuracy, or another metric, after the last epoch, on the test images if they were evaluated."""
+        return (self.test_scores or self.val_scores)[-1]
+
+    @property
+    def test_scores(self) -> list[float]:
+        """Return the metric that runs are compared by after each epoch, on the test data."""
+        return self.test_accuracy if self.metric == ACCURACY else self.test_metric
+
+    @property
+    def val_scores(self) -> list[float]:
+        """Return the same on validation data."""
+        return self.val_accuracy if self.metric == ACCURACY else self.val_metric
 
     @property
     def diverged(self) -> bool:
@@ -88,6 +104,9 @@ class Record:
         values = {"version": VERSION, "id": self.spec.id, **asdict(self), "spec": self.spec.to_dict()}
         if not self.layers:
             del values["layers"]
+        if self.metric == ACCURACY:
+            for name in _OF_METRIC:
+                del values[name]
         return json.dumps(values, allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
     @classmethod
@@ -144,9 +163,13 @@ def _rules(spec: Spec, values: dict[str, Any]) -> dict[str, Rule]:
     }
     if spec.settings is not None:
         kinds = {name: losses if name.endswith("loss") else accuracies for name in curves}
+        if "metric" in values:
+            scores = {name: List(_FINITE, epochs, "epoch") for name in ("test_metric", "val_metric")}
+            kinds = kinds | dict.fromkeys(("test_accuracy", "val_accuracy", "test_top5"), empty) | scores
         curves = {name: kind if values.get(name) else empty for name, kind in kinds.items()}
-        if not values.get("test_accuracy") and not values.get("val_accuracy"):
-            fail("test_accuracy", values.get("test_accuracy"), "this or val_accuracy must be logged")
+        compared = "metric" if "metric" in values else ACCURACY
+        if not values.get(f"test_{compared}") and not values.get(f"val_{compared}"):
+            fail(f"test_{compared}", values.get(f"test_{compared}"), f"this or val_{compared} must be logged")
     return {
         "version": Integer(),
         "id": Text(),
@@ -161,6 +184,9 @@ def _rules(spec: Spec, values: dict[str, Any]) -> dict[str, Rule]:
         "channels": per_channel if row.per == "channel" else empty,
         "images": List(Integer(1), 2) if values.get("images") else empty,
         **({"layers": List(Text(), layers, "layer")} if "layers" in values else {}),
+        **(
+            {"metric": Text(), "lower_is_better": Boolean()} if "metric" in values and spec.settings is not None else {}
+        ),
     }
 
 

@@ -46,6 +46,15 @@ class Integer:
 
 
 @dataclass(frozen=True)
+class Boolean:
+    """True or false."""
+
+    def check(self, value: Any, where: str) -> None:
+        if type(value) is not bool:
+            fail(where, value, "must be true or false")
+
+
+@dataclass(frozen=True)
 class Number:
     """A finite number, or null if allowed, for one that is not finite."""
 

@@ -18,7 +18,8 @@ import triton  # type: ignore[import-untyped]
 from torch import Tensor
 
 from hullo.bases import Base
-from hullo.kernels import CombineSpec, reference
+from hullo.functional import backward
+from hullo.kernels import CombineSpec
 from hullo.kernels.codegen import fill, formulas
 from hullo.kernels.triton import build
 from hullo.parametrizations import get_parametrization
@@ -65,12 +66,10 @@ class _CombineBiased(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, bias, rows = ctx.saved_tensors
-        if torch.is_grad_enabled():  # the gradients are differentiated, too
+        if torch.is_grad_enabled():  # the gradients are differentiated, too, by kernels of their own
             spec = CombineSpec(ctx.bases, get_parametrization("given"), channel_dim=0)
-            y = reference.forward(x if bias is None else x + bias.unsqueeze(1), rows, spec)
-            needed = [item for item, wanted in zip((x, bias, rows), ctx.needs_input_grad, strict=False) if wanted]
-            found = iter(torch.autograd.grad(y, needed, gradient, create_graph=True))
-            return tuple(next(found) if wanted else None for wanted in ctx.needs_input_grad)
+            dx, of_rows = backward(gradient, x if bias is None else x + bias.unsqueeze(1), rows, spec, "triton")
+            return dx, None if bias is None else dx.sum(1), of_rows if ctx.needs_input_grad[2] else None, None
         members, height, columns = x.shape
         constants = _constants(x, bias, rows)
         tiles, lanes = triton.cdiv(height, constants["ROWS"]), triton.cdiv(columns, constants["COLUMNS"])

@@ -15,13 +15,13 @@ def gain(experiment: Experiment) -> Interval | None:
 
     Fixed activations and PReLU are the others. Activations of which all runs diverged do not count.
     """
-    found = compare(experiment.accuracies, *_sides(experiment))
+    found = compare(experiment.scores, *_sides(experiment))
     return found.interval if found else None
 
 
 def finding(experiments: Mapping[str, Experiment]) -> str:
     """Return the finding for experiments by title: one sentence. Several are corrected for their number (Holm)."""
-    compared = {title: compare(e.accuracies, *_sides(e)) for title, e in experiments.items()}
+    compared = {title: compare(e.scores, *_sides(e)) for title, e in experiments.items()}
     tested = {title: found for title, found in compared.items() if found and len(found.seeds) > 1}
     if len(tested) < 2:
         title = next(iter([*tested, *experiments]))

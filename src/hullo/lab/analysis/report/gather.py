@@ -15,20 +15,29 @@ from hullo.lab.analysis.experiments import REFERENCE, Cell, Experiment, experime
 from hullo.lab.analysis.names import chips, layer_names, main_experiments, titles
 from hullo.lab.analysis.readings import READINGS, Reading
 from hullo.lab.analysis.report.finding import finding, gain
-from hullo.lab.analysis.sources import read_records, record_files
+from hullo.lab.analysis.sources import read_records, record_files, stated_findings
 from hullo.lab.analysis.statistics import Interval
 from hullo.lab.spec import paper
 from hullo.lab.spec.activation import ActivationSpec
 from hullo.lab.spec.checkpoint_files import scan_checkpoints
 from hullo.lab.spec.environment import Environment
-from hullo.lab.spec.records import Record
+from hullo.lab.spec.records import ACCURACY, Record
 from hullo.lab.spec.run_spec import Spec
 
 SCALE = 100_000
 """Coefficients over training are stored as integer multiples of 1e-5, less than the width of a line."""
 MOST_CHANNELS = 16
 """The largest number of a layer's channels to store, evenly spaced."""
-CURVES = ("test_accuracy", "val_accuracy", "test_top5", "test_loss", "val_loss", "train_loss")
+CURVES = (
+    "test_accuracy",
+    "val_accuracy",
+    "test_metric",
+    "val_metric",
+    "test_top5",
+    "test_loss",
+    "val_loss",
+    "train_loss",
+)
 
 
 def gather(paths: Sequence[Path], warn: Callable[[str], None] | None = None) -> dict[str, Any]:
@@ -48,7 +57,8 @@ def gather(paths: Sequence[Path], warn: Callable[[str], None] | None = None) -> 
         "hullo": hullo.__version__,
         "scale": SCALE,
         "waiting": sorted(Counter(named[spec.column] for spec in waiting).items()),
-        "finding": finding({named[e.setting.column]: e for e in columns if e in main.values()}) if columns else "",
+        "finding": " ".join(stated_findings(paths))
+        or (finding({named[e.setting.column]: e for e in columns if e in main.values()}) if columns else ""),
         "environments": list(map(asdict, environments)),
         "rows": rows_of(columns),
         "readings": {reading.name: asdict(reading) for reading in READINGS.values()},
@@ -87,7 +97,10 @@ def _column(experiment: Experiment, environments: Sequence[Environment]) -> dict
     reference = published.get(REFERENCE)
     found = under(experiment, experiment.readings)
     return {
-        "about": f"{experiment.images} accuracy, {experiment.time}, {experiment.seeds}",
+        "about": f"{experiment.images} {experiment.records[0].metric}, {experiment.time}, {experiment.seeds}",
+        "metric": experiment.records[0].metric,
+        "lower": experiment.records[0].lower_is_better,
+        "unit": " %" if experiment.records[0].metric == ACCURACY else "",
         "gain": _interval(gain(experiment)),
         "layers": _layers(experiment),
         "epochs": experiment.setting.epochs,

@@ -34,7 +34,7 @@ def details(experiment: Experiment) -> tuple[list[str], list[list[str]]]:
     lines = [line(cell) for cell in experiment.cells.values()]
     shown = [number for number, texts in enumerate(zip(*lines, strict=True)) if any(texts)]
     known = any(cell.published is not None for cell in experiment.cells.values())
-    head = HEAD if known else (HEAD[0], "accuracy", *HEAD[2:])
+    head = HEAD if known else (HEAD[0], experiment.records[0].metric, *HEAD[2:])
     return [head[number] for number in shown], [[texts[number] for number in shown] for texts in lines]
 
 
@@ -71,7 +71,7 @@ def note(experiments: Sequence[Experiment]) -> str:
 
 def title(experiment: Experiment) -> str:
     """Return the title of a table of one experiment, with its reading."""
-    return f"{experiment.name}, {experiment.time}: {experiment.images} accuracy in %, {experiment.reading.short}"
+    return f"{experiment.name}, {experiment.time}: {experiment.images} {experiment.metric}, {experiment.reading.short}"
 
 
 def caption(experiment: Experiment) -> str:

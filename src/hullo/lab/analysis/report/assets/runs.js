@@ -31,7 +31,7 @@ function runGroup(row, runs, column, alone) {
       null,
       node("span", {class: "name"}, row.name),
       node("span", {class: "seed"}, plural(runs.length, "run")),
-      node("strong", null, mean === null ? "–" : `${percent(mean)}${half === null ? "" : ` ± ${percent(half)}`} %`),
+      node("strong", null, mean === null ? "–" : `${percent(mean)}${half === null ? "" : ` ± ${percent(half)}`}${column.unit}`),
       row.diverged ? node("span", {class: "warn"}, `${row.diverged} diverged`) : null,
     ),
     runs.map((run) => runDetails(run, column)),
@@ -44,7 +44,7 @@ function runDetails(run, column) {
   const {network, data, activation, ...rest} = run.spec;
   const said = {
     "how it ended": run.ended,
-    ...Object.fromEntries(column.readings.map((name) => [DOCUMENT.readings[name].short, readText(run, name)])),
+    ...Object.fromEntries(column.readings.map((name) => [DOCUMENT.readings[name].short, readText(run, name, column)])),
     took: `${run.seconds.toLocaleString("en")} s for ${plural(run.members, "network")} side by side`,
     network,
     "data set": data,
@@ -60,7 +60,7 @@ function runDetails(run, column) {
       "summary",
       null,
       node("span", {class: "name"}, `seed ${run.spec.seed}`),
-      node("strong", null, reading.name in run.accuracy ? `${percent(run.accuracy[reading.name])} %` : "–"),
+      node("strong", null, reading.name in run.accuracy ? `${percent(run.accuracy[reading.name])}${column.unit}` : "–"),
       node("span", {class: run.lost ? "warn" : "fine"}, run.ended),
     ),
     node(
@@ -85,7 +85,7 @@ function runDetails(run, column) {
 }
 
 /** Return a run's accuracy under a reading, with the epoch if it was chosen. */
-function readText(run, name) {
+function readText(run, name, {unit}) {
   const chosen = ["chosen", "best"].includes(name) ? `, epoch ${run.read[name]}` : "";
-  return `${percent(run.accuracy[name])} %${chosen}`;
+  return `${percent(run.accuracy[name])}${unit}${chosen}`;
 }

@@ -68,7 +68,8 @@ function buildTable() {
     node(
       "p",
       {class: "lead"},
-      haveSeeds(shownColumns()) ? `In percent: the mean over seeds and its 95 % interval${pairs}. ` : "In percent. ",
+      shownColumns().every(({unit}) => unit) ? "In percent. " : "",
+      haveSeeds(shownColumns()) ? `The mean over seeds and its 95 % interval${pairs}. ` : "",
       "The best of a column is bold; activations of which all runs diverged do not count. ",
       "A cell leads to its runs. ",
       [...new Set(shownColumns().map(readingOf))].map(meaningOf).join(" "),
@@ -162,7 +163,7 @@ function tableHead(columns) {
     ),
   );
   const headings = columns.map((column) => [
-    heading(columns, hasPaper(column) ? "hullo" : "accuracy", `ours ${column.name}`, partOf(column)),
+    heading(columns, hasPaper(column) ? "hullo" : column.metric, `ours ${column.name}`, partOf(column)),
     hasPaper(column) ? heading(columns, "paper", `paper ${column.name}`, partOf(column)) : null,
   ]);
   return node(
@@ -181,7 +182,8 @@ function tableBody(columns) {
   const rows = names.map((name) => node("tr", {"data-line": name}, node("th", {scope: "row"}, breakable(name))));
   for (const column of columns) {
     const cells = names.map((name) => cellOf(column, name));
-    const bestOf = (values) => Math.max(least, ...values.map((value) => value ?? -Infinity));
+    const sign = column.lower ? -1 : 1;
+    const bestOf = (values) => sign * Math.max(least, ...values.map((value) => sign * (value ?? -sign * Infinity)));
     const ourBest = bestOf(cells.map(({row, ours}) => (row?.lost ? null : ours)));
     const paperBest = bestOf(Object.values(column.paper).map((pair) => pair[Number(difference)]));
     cells.forEach(({row, ours, half, paper}, i) => {

@@ -4,6 +4,8 @@
 const METRICS = {
   test_accuracy: "test accuracy, %",
   val_accuracy: "accuracy on held-out images, %",
+  test_metric: "metric on test data",
+  val_metric: "metric on held-out data",
   test_top5: "test top-5 accuracy, %",
   test_loss: "test loss",
   val_loss: "loss on held-out images",

@@ -1,0 +1,148 @@
+"""Measure what hulls cost in real networks: a training step beside the same step with other activations, in turns.
+
+    python benchmarks/network_step.py resnet56 resnet50 alexnet [--csv rows.csv]
+
+    resnet56   batch 128 of 32 x 32 images, bfloat16 autocast, channels last, SGD with momentum, in a CUDA graph
+    resnet50   timm's, as it is and with its activations replaced, batch 256 of 224 x 224 images, eager
+    alexnet    a population of one, batch 256 of 227 x 227 images, with three local response normalizations, in a graph
+
+A row has the median time of a step, its ratio to the first row of its network, and the peak memory of a step beyond
+what was allocated before. Weights and data are the same for all. Without a GPU, networks take a step of a tiny batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from plain_epoch import resnet56
+from torch import nn
+
+import hullo
+from hullo.lab import networks
+from hullo.lab.bench.clocks import Step
+from hullo.lab.bench.harness import Harness, ratios
+from hullo.population import SGD, Population
+
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "relu": nn.ReLU,
+    "gelu": nn.GELU,
+    "prelu": nn.PReLU,
+    "affine(identity,relu,tanh)": lambda: hullo.AffineHull("identity", "relu", "tanh"),
+    "convex(identity,relu,tanh)": lambda: hullo.ConvexHull("identity", "relu", "tanh"),
+}
+
+
+class PlainNorm(nn.LocalResponseNorm):
+    """PyTorch's module under another class: a population computes it operation by operation."""
+
+
+NORMS: dict[str, Callable[[], nn.Module]] = {
+    "none": nn.Identity,
+    "hullo": lambda: nn.LocalResponseNorm(5, alpha=1e-4, beta=0.75, k=1.0),
+    "torch": lambda: PlainNorm(5, alpha=1e-4, beta=0.75, k=1.0),
+}
+
+
+def training_step(harness: Harness, model: nn.Module, batch: int, side: int, classes: int, *, half: bool) -> Step:
+    """Return a step of a plain network on fixed data."""
+    device = harness.device
+    model = model.to(device, memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(hullo.parameter_groups(model, lr=1e-4), momentum=0.9, foreach=True)
+    x = torch.randn(batch, 3, side, side, device=device).to(memory_format=torch.channels_last)
+    labels = torch.randint(classes, (batch,), device=device)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(device.type, torch.bfloat16, enabled=half, cache_enabled=False):
+            loss = F.cross_entropy(model(x).float(), labels)
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def resnet56_steps(harness: Harness) -> dict[str, Callable[[], Step]]:
+    batch = 2 if harness.tiny else 128
+    return {
+        name: lambda act=act: training_step(harness, resnet56(act), batch, 32, 10, half=True)
+        for name, act in ACTIVATIONS.items()
+    }
+
+
+def resnet50_steps(harness: Harness) -> dict[str, Callable[[], Step]]:
+    import timm
+
+    models: dict[str, Callable[[], nn.Module]] = {
+        "original": lambda: timm.create_model("resnet50"),
+        "swapped": lambda: hullo.replace_activations(timm.create_model("resnet50")),
+        "act_layer": lambda: timm.create_model("resnet50", act_layer=lambda **_: ACTIVATIONS[hull]()),
+    }
+    hull, (batch, side) = "affine(identity,relu,tanh)", (2, 32) if harness.tiny else (256, 224)
+    return {
+        f"{name}, {'bfloat16' if half else 'float32'}": lambda build=build, half=half: training_step(
+            harness, build(), batch, side, 1000, half=half
+        )
+        for half in (True, False)
+        for name, build in models.items()
+    }
+
+
+def alexnet_steps(harness: Harness) -> dict[str, Callable[[], Step]]:
+    return {
+        f"{activation}, normalization {name}": lambda a=activation, norm=norm: alexnet_step(harness, a, norm())
+        for activation in ("relu", "affine(identity,relu,tanh)")
+        for name, norm in NORMS.items()
+    }
+
+
+def alexnet_step(harness: Harness, activation: str, norm: nn.Module) -> Step:
+    """Return the laboratory's step of AlexNet, with images and copies of weights in bfloat16."""
+    batch, side = (2, 39) if harness.tiny else (256, 227)
+    network = networks.build("alexnet", activation=activation, image_size=side, num_classes=1000)
+    network.norm = norm
+    population = Population([network]).to(harness.device)
+    optimizer = SGD(population, lr=0.01, momentum=0.9, weight_decay=5e-4, copies=torch.bfloat16)
+    x = 60 * torch.randn(batch, 3, side, side, device=harness.device)
+    x = x.to(torch.bfloat16, memory_format=torch.channels_last)
+    labels = torch.randint(1000, (batch,), device=harness.device)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with torch.autocast(harness.device.type, torch.bfloat16):
+            logits = population(x, in_dims=None)[0]
+        F.cross_entropy(logits.float(), labels).backward()
+        optimizer.step()
+
+    return step
+
+
+NETWORKS = {"resnet56": resnet56_steps, "resnet50": resnet50_steps, "alexnet": alexnet_steps}
+EAGER = ("resnet50",)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    harness = Harness(__doc__, rounds=40)
+    harness.parser.add_argument("networks", nargs="*", metavar="NETWORK", help=f"{', '.join(NETWORKS)}; all by default")
+    options = harness.start(arguments)
+    torch.backends.cudnn.benchmark = True
+    for network in options.networks or NETWORKS:
+        steps: dict[str, Step] = {}
+        owners, memory = [], {}  # a graph replays what its step owns
+        for name, make in NETWORKS[network](harness).items():
+            with harness.report_failure(f"{network}, {name}"):
+                torch.manual_seed(0)
+                owners.append(step := make())
+                for _ in range(2):
+                    step()
+                memory[name] = harness.peak_mib(step)
+                (steps[name],) = [step] if network in EAGER else harness.clock.capture(step)
+        times = harness.compare(steps)
+        for name, ratio in ratios(times, next(iter(times))).items():
+            ms = 1e3 * times[name].median
+            harness.add(network=network, activation=name, median_ms=ms, ratio=ratio, peak_mib=memory[name])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""`hullo compare`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hullo.lab.cli.common import (
+    DeviceOption,
+    ImageSizeOption,
+    QuietOption,
+    console,
+    report_errors,
+    report_interruption,
+    report_warnings,
+)
+
+
+def compare(
+    network: Annotated[str, typer.Argument(metavar="NETWORK", help="A class, or a function: my_network.py:Net.")],
+    data: Annotated[
+        Path, typer.Argument(metavar="DATA", help="A folder of images, a CSV file, or arrays in .npz or .safetensors.")
+    ],
+    minutes: Annotated[float, typer.Option(help="The budget; more minutes extend an earlier comparison.")] = 10.0,
+    candidate: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="An activation to compare with the network as it is: any base or hull; may be given several times.",
+            show_default="relu, gelu, silu, prelu, a hull that starts as what it replaces, and the paper's",
+        ),
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="The column of a CSV file to predict.", show_default="the last")
+    ] = None,
+    loss: Annotated[
+        str | None,
+        typer.Option(help="cross_entropy, bce, mse or mae.", show_default="cross_entropy for classes, else mse"),
+    ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(help="accuracy, loss, perplexity, rmse, mse or mae.", show_default="accuracy, or rmse"),
+    ] = None,
+    optimizer: Annotated[str, typer.Option(help="adamw, adam, sgd or rmsprop.")] = "adamw",
+    weight_decay: Annotated[float, typer.Option(help="Weight decay of weights.")] = 0.01,
+    lr: Annotated[
+        list[float] | None,
+        typer.Option(
+            help="A learning rate of the grid; may be given several times.", show_default="0.0003, 0.001, 0.003"
+        ),
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Epochs of every run.", min=1, show_default="as many as fit, at most 20")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="Samples per batch.", min=1)] = 64,
+    seeds: Annotated[
+        int | None, typer.Option(help="Most fresh seeds of the confirmation.", min=2, show_default="as many as fit")
+    ] = None,
+    image_size: ImageSizeOption = None,
+    precision: Annotated[str, typer.Option(help="float32, or bfloat16: mixed precision by autocast.")] = "float32",
+    device: DeviceOption = None,
+    output: Annotated[Path, typer.Option(help="Directory of records and weights.")] = Path("runs"),
+    quiet: QuietOption = False,
+) -> None:
+    """Find out which activation to use in your network, and how sure that is. The same command resumes and extends."""
+    from hullo.lab.comparison import compare as run
+    from hullo.lab.comparison.candidates import DEFAULT
+    from hullo.lab.comparison.files import open_files
+    from hullo.lab.comparison.network_file import open_network
+
+    with report_interruption(output), report_errors(), report_warnings():
+        opened = open_files(data, target=target, image_size=image_size, regress=loss in ("mse", "mae"))
+        result = run(
+            open_network(network, opened),
+            opened,
+            minutes=minutes,
+            candidates=candidate or DEFAULT,
+            loss=loss,
+            metric=metric,
+            optimizer=optimizer,
+            weight_decay=weight_decay,
+            lr=lr or None,
+            epochs=epochs,
+            batch_size=batch_size,
+            seeds=seeds,
+            precision=precision,
+            device=device,
+            output=output,
+            quiet=quiet,
+        )
+        result.to_csv(result.folder / "table.csv")
+    console().print(str(result), soft_wrap=True, highlight=False, markup=False)
+    typer.echo(f"records, weights and table: {result.folder}; a page: hullo report {result.folder}")

@@ -1,0 +1,11 @@
+"""Which activation for my network, and how sure is that?
+
+Candidates compete on validation data by successive halving (:mod:`~hullo.lab.comparison.decision`); the winner of that,
+the challenger, is confirmed against the network as it is on fresh seeds and the test data, with one paired test.
+:mod:`~hullo.lab.comparison.engine` trains what the decision asks for, in populations, and records every run.
+"""
+
+from hullo.lab.comparison.compare import compare
+from hullo.lab.comparison.result import Result
+
+__all__ = ["Result", "compare"]

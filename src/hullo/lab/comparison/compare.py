@@ -1,0 +1,152 @@
+"""Compare activations for a user's network."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from hullo.lab.comparison.candidates import DEFAULT, fingerprint, make_from, prepare
+from hullo.lab.comparison.data import Data, read_data
+from hullo.lab.comparison.engine import CPU_MEMBERS, GPU_MEMBERS, Clock, Engine
+from hullo.lab.comparison.procedure import Procedure
+from hullo.lab.comparison.result import Result
+from hullo.lab.comparison.store import Store
+from hullo.lab.comparison.task import Loss, make_task
+from hullo.lab.comparison.trial import OPTIMIZERS, Settings, Step
+from hullo.lab.progress import PipeConsole, Progress
+from hullo.lab.signals import stop_request
+from hullo.lab.spec.environment import choose_device, device_name, environment
+
+RATES = {"sgd": (0.01, 0.03, 0.1)}
+ADAM_RATES = (3e-4, 1e-3, 3e-3)
+
+
+def compare(
+    network: Callable[[], nn.Module],
+    train: Any,
+    test: Any = None,
+    val: Any = None,
+    *,
+    minutes: float = 10.0,
+    candidates: Sequence[Any] | Mapping[str, Any] = DEFAULT,
+    loss: str | Loss | None = None,
+    metric: str | Callable[[Tensor, Tensor], Any] | None = None,
+    higher_is_better: bool = True,
+    optimizer: str = "adamw",
+    weight_decay: float = 0.01,
+    lr: float | Sequence[float] | None = None,
+    epochs: int | None = None,
+    batch_size: int = 64,
+    seeds: int | None = None,
+    step: Step | None = None,
+    device: str | None = None,
+    precision: str = "float32",
+    output: str | Path = "runs",
+    name: str | None = None,
+    quiet: bool = False,
+) -> Result:
+    """Find out which activation to use in a network, and how sure that is.
+
+    Candidates compete on validation data, each at its own learning rate. The best of them, the challenger, is then
+    compared with the network as it is, on fresh seeds and the test data, by one paired test. The same call resumes an
+    interrupted comparison; with more minutes it looks again, with more seeds.
+
+    Args:
+        network: a class, or a function without arguments, that returns a plain module.
+        train: a pair (inputs, targets) of tensors or arrays, or a DataLoader, whose batches all networks share.
+        test: the same; a fifth of `train` is split off if there is none.
+        val: validation data; 15 % of `train` are split off if there are none.
+        minutes: the budget, of all calls together.
+        candidates: what to compare with the network as it is: names such as "gelu", spellings such as
+            "convex(identity,relu)", "hull" for a learned affine hull that starts as what it replaces, or functions as
+            `hull` of :func:`hullo.replace_activations`.
+        loss: "cross_entropy", "bce", "mse", "mae", or a function of outputs and targets with a number per sample. By
+            default cross-entropy for whole numbers, else the squared error.
+        metric: "accuracy", "loss", "perplexity", "rmse", "mse", "mae", or a function of all outputs and targets.
+        higher_is_better: whether higher values of a metric function are better.
+        optimizer: "adamw", "adam", "sgd" (momentum 0.9) or "rmsprop"; the learning rate falls along a cosine.
+        weight_decay: of weights; biases, norms and coefficients have none.
+        lr: a grid of learning rates, from which each candidate gets its own.
+        epochs: of every run; by default as many as fit, at most 20.
+        batch_size: samples per batch.
+        seeds: the largest number of fresh seeds for the confirmation; by default as many as fit.
+        step: for everything else: a function of a population and a batch that returns a loss for each member. The
+            metric is then the loss.
+        device: "cpu", "cuda" or "cuda:N"; by default a GPU if there is one.
+        precision: "float32", or "bfloat16" for mixed precision.
+        output: directory for records and weights.
+        name: of the data, in tables.
+        quiet: show no progress.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from hullo.lab import compare
+        >>> x = torch.randn(400, 4)
+        >>> result = compare(
+        ...     lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)), (x, x[:, :1].sin()), minutes=0.2,
+        ...     candidates=["tanh"], lr=1e-2, epochs=2, seeds=3, output=getfixture("tmp_path"), quiet=True)
+        >>> result.rows[0].test_seeds
+        3
+    """
+    if minutes <= 0:
+        raise ValueError(f"minutes={minutes}: must be above 0")
+    for what, value, valid in (("optimizer", optimizer, OPTIMIZERS), ("precision", precision, ("float32", "bfloat16"))):
+        if value not in valid:
+            raise ValueError(f"unknown {what} {value!r}; available: {', '.join(valid)}")
+    clock = Clock(60 * minutes)
+    data = train if isinstance(train, Data) else read_data(train, val, test, _spell_name(name or "data"))
+    if step is not None and not data.is_stream:
+        raise ValueError("step takes the batches of a DataLoader; give one as train, val and test")
+    task = make_task(
+        data.targets, loss, "loss" if step else metric, higher_is_better=higher_is_better, scale=data.scale
+    )
+    example = None if step else data.example
+    make = make_from(network, example)
+    found, notes = prepare(make, candidates, example)
+    rates = _read_rates(lr, optimizer)
+    settings = Settings(epochs or 1, batch_size, optimizer, weight_decay, precision)
+    names = (_spell_name(getattr(network, "__name__", type(network).__name__)), data.name)
+    chosen = choose_device(device)
+    described = (data.fingerprint(), fingerprint(make(0), example), [item.name for item in found], task.metric.name)
+    trained = (getattr(loss, "__name__", loss), epochs, rates, batch_size, optimizer, weight_decay, precision)
+    digest = hashlib.sha256(repr((*names, *described, *trained)).encode()).hexdigest()[:8]
+    store = Store(Path(output) / f"{names[0]}-{names[1]}-{digest}", task.metric.sign)
+    clock.spent = store.spent
+    with Progress(PipeConsole(stderr=True), quiet=quiet) as progress, stop_request() as stop:
+        for note in notes:
+            progress.note(note)
+        if chosen.type == "cpu":
+            progress.note("training on a CPU, with fewer networks than a GPU would train in the same time")
+        engine = Engine(
+            store,
+            {item.name: item for item in found},
+            data.loader(chosen),
+            task,
+            settings,
+            example,
+            step,
+            names,
+            environment(device_name(chosen)),
+            progress,
+            clock,
+            stop,
+            members=CPU_MEMBERS if chosen.type == "cpu" else GPU_MEMBERS,
+        )
+        return Procedure(engine, rates, epochs, seeds, data.split, notes).run()
+
+
+def _read_rates(lr: float | Sequence[float] | None, optimizer: str) -> tuple[float, ...]:
+    rates = RATES.get(optimizer, ADAM_RATES) if lr is None else (lr,) if isinstance(lr, (int, float)) else tuple(lr)
+    if not rates or not all(isinstance(rate, (int, float)) and rate > 0 for rate in rates):
+        raise ValueError(f"lr={lr!r}: give a positive number, or several")
+    return tuple(sorted({float(f"{rate:g}") for rate in rates}))
+
+
+def _spell_name(name: str) -> str:
+    return re.sub(r"[^\w.-]", "", name)[:60] or "network"

@@ -1,0 +1,152 @@
+"""Data of a comparison from files: folders of images, arrays, and tables in CSV."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hullo.lab.comparison.data import Data, read_data
+from hullo.lab.data.own import open_data
+from hullo.lab.data.release import DataError
+
+MAX_CLASSES = 20
+"""Targets with more different whole numbers are regressed."""
+MAX_WORDS = 50
+"""Columns with more different words are refused: they are names or texts."""
+MISSING = ("", "na", "nan", "null", "?")
+
+
+def open_files(
+    path: str | Path, *, target: str | None = None, image_size: int | None = None, regress: bool = False
+) -> Data:
+    """Return the data of a folder of images, a file of arrays (as `hullo train` takes them), or a CSV file.
+
+    Args:
+        path: the folder or file.
+        target: the name of the column to predict; the last one by default.
+        image_size: as in :func:`hullo.lab.data.own.open_data`.
+        regress: read whole numbers as targets of regression.
+    """
+    path = Path(path)
+    if path.suffix.lower() == ".csv":
+        return read_csv(path, target, regress=regress)
+    if target is not None:
+        raise ValueError(f"--target {target} is only for CSV files; got {path}")
+    dataset = open_data(path, image_size)
+    val = None if dataset.val_images is None else (dataset.val_images, dataset.val_labels)
+    name = dataset.name.partition("@")[0]
+    return read_data(
+        (dataset.train_images, dataset.train_labels), val, (dataset.test_images, dataset.test_labels), name
+    )
+
+
+def read_csv(path: Path, target: str | None = None, *, regress: bool = False) -> Data:
+    r"""Read a table with a header: numbers are standardized, words become one column each, rows with gaps are left out.
+
+    The column to predict is the last one, or `target`. Words, and few different whole numbers, are classes; other
+    numbers are regressed, standardized for training; errors are in their own units. Means and deviations are those of
+    the training rows.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> lines = [f"{i},{'north' if i % 2 else 'south'},{i / 7}" for i in range(40)]
+    >>> with TemporaryDirectory() as folder:
+    ...     path = Path(folder, "plants.csv")
+    ...     _ = path.write_text("\n".join(["height,place,price", *lines]))
+    ...     data = read_csv(path)
+    >>> data.train[0].shape, data.split
+    (torch.Size([27, 3]), 'test: 8 samples split off; validation: 5 samples split off')
+    """
+    header, rows = _read_rows(path)
+    name = header[-1] if target is None else target
+    if name not in header:
+        raise DataError(f"{path} has no column {name!r}; it has {', '.join(header[:20])}")
+    complete = [row for row in rows if all(cell.strip().lower() not in MISSING for cell in row)]
+    if len(complete) < 2:
+        raise DataError(f"{path}: {len(complete)} of {len(rows)} rows have no gaps; fill the gaps in the others")
+    columns = dict(zip(header, zip(*complete, strict=True), strict=True))
+    aimed = columns.pop(name)
+    if not columns:
+        raise DataError(f"{path} has only the column {name!r}; give others to predict it from")
+    features = torch.cat([_encode(cells, f"{path}, column {column!r}") for column, cells in columns.items()], 1)
+    targets, scale = _read_targets(aimed, f"{path}, column {name!r}", regress=regress)
+    data = read_data((features, targets), None, None, _spell(path.stem))
+    if gaps := len(rows) - len(complete):
+        data.split += f"; {gaps:,} rows with gaps left out"
+    return _standardize(data, is_regression=scale)
+
+
+def _read_rows(path: Path) -> tuple[list[str], list[list[str]]]:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            lines = [line for line in csv.reader(file) if line]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} cannot be read as a CSV file: {error}") from None
+    if len(lines) < 2:
+        raise DataError(f"{path} has {len(lines)} lines; give a header and a line per sample")
+    header, rows = [cell.strip() for cell in lines[0]], lines[1:]
+    if len(set(header)) < len(header):
+        raise DataError(f"{path}: two columns have the same name; the first line must name all columns")
+    if odd := next((number for number, row in enumerate(rows, 2) if len(row) != len(header)), None):
+        raise DataError(f"{path}, line {odd}: {len(rows[odd - 2])} cells, but {len(header)} columns")
+    return header, rows
+
+
+def _numbers(cells: Sequence[str]) -> Tensor | None:
+    """Return a column as numbers; None if it has words."""
+    try:
+        values = [float(cell) for cell in cells]
+    except ValueError:
+        return None
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def _encode(cells: Sequence[str], where: str) -> Tensor:
+    """Return a column of features: numbers as they are, words as a column each."""
+    numbers = _numbers(cells)
+    if numbers is not None:
+        if not bool(numbers.isfinite().all()):
+            raise DataError(f"{where}: a number is not finite; remove its row")
+        return numbers[:, None]
+    words = sorted(set(cells))
+    if len(words) > MAX_WORDS:
+        raise DataError(
+            f"{where}: {len(words):,} different words; at most {MAX_WORDS} can be classes: remove the column"
+        )
+    return torch.tensor([[float(cell == word) for word in words] for cell in cells], dtype=torch.float64)
+
+
+def _read_targets(cells: Sequence[str], where: str, *, regress: bool) -> tuple[Tensor, bool]:
+    """Return the targets, and whether they are regressed."""
+    numbers = _numbers(cells)
+    if numbers is None:
+        words = sorted(set(cells))
+        if len(words) > MAX_WORDS or regress:
+            raise DataError(
+                f"{where}: words such as {words[0]!r} cannot be regressed, and at most {MAX_WORDS} are classes"
+            )
+        return torch.tensor([words.index(cell) for cell in cells]), False
+    values = torch.unique(numbers)
+    if not regress and len(values) <= MAX_CLASSES and bool((values == values.round()).all()):
+        return torch.searchsorted(values, numbers), False
+    return numbers[:, None], True
+
+
+def _standardize(data: Data, *, is_regression: bool) -> Data:
+    """Scale features, and targets of regression, by means and deviations of the training rows."""
+    x, y = data.train
+    shift, scale = x.mean(0), x.std(0).clamp_min(1e-12)
+    aim, unit = (float(y.mean()), float(y.std()) or 1.0) if is_regression else (0.0, 1.0)
+    for name in ("train", "val", "test"):
+        inputs, targets = getattr(data, name)
+        setattr(data, name, ((inputs - shift) / scale, (targets - aim) / unit if is_regression else targets))
+    data.scale = unit if math.isfinite(unit) else 1.0
+    return data
+
+
+def _spell(name: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in name) or "table"

@@ -1,0 +1,186 @@
+"""The task: the loss of a sample, and the metric that networks are compared by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the cross-entropy of each sample; classes are the last dimension of outputs, or the second."""
+    if outputs.shape[:-1] == targets.shape:
+        outputs, targets = outputs.flatten(0, -2), targets.flatten()
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+def _binary(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(outputs.reshape(targets.shape), targets.to(outputs), reduction="none")
+
+
+def _square(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs.reshape(targets.shape) - targets).square()
+
+
+def _absolute(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs.reshape(targets.shape) - targets).abs()
+
+
+LOSSES: dict[str, Loss] = {"cross_entropy": _cross_entropy, "bce": _binary, "mse": _square, "mae": _absolute}
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number by which networks are compared.
+
+    Args:
+        name: as tables print it.
+        higher: whether higher is better.
+        examples: the score of each sample, (B), from outputs, targets and losses, of whose mean it is a function.
+        whole: or the metric of all outputs and targets.
+        finish: the function of the mean.
+        slope: its derivative.
+        unit: what a difference is measured in.
+    """
+
+    name: str
+    higher: bool
+    examples: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
+    whole: Callable[[Tensor, Tensor], Any] | None = None
+    finish: Callable[[float], float] = float
+    slope: Callable[[float], float] = lambda mean: 1.0
+    unit: str = ""
+
+    @property
+    def sign(self) -> float:
+        """Return 1 if higher is better, else -1."""
+        return 1.0 if self.higher else -1.0
+
+
+def _hits(outputs: Tensor, targets: Tensor, losses: Tensor) -> Tensor:
+    """Return 100 for each sample that is classified correctly; the mean over its positions if it has several."""
+    if outputs.shape[:-1] == targets.shape and outputs.shape[-1] > 1:
+        classes = outputs.argmax(-1)
+    elif outputs.numel() == targets.numel():
+        classes = (outputs.reshape(targets.shape) > 0).to(targets.dtype)
+    else:
+        classes = outputs.argmax(1)
+    hits = (classes == targets).reshape(len(targets), -1).double().mean(1)
+    return 100 * hits * losses.isfinite()
+
+
+def _metrics(scale: float) -> dict[str, Metric]:
+    """Return the metrics by name; errors of regression are multiplied by the scale of the targets."""
+
+    def square(outputs: Tensor, targets: Tensor, _: Tensor) -> Tensor:
+        return scale**2 * _square(outputs, targets).reshape(len(targets), -1).double().mean(1)
+
+    def absolute(outputs: Tensor, targets: Tensor, _: Tensor) -> Tensor:
+        return scale * _absolute(outputs, targets).reshape(len(targets), -1).double().mean(1)
+
+    def loss(_outputs: Tensor, _targets: Tensor, losses: Tensor) -> Tensor:
+        return losses.double()
+
+    metrics = (
+        Metric("accuracy", True, _hits, unit="points"),
+        Metric("loss", False, loss),
+        Metric("perplexity", False, loss, finish=_exp, slope=_exp),
+        Metric("mse", False, square),
+        Metric("rmse", False, square, finish=_root, slope=lambda mean: 0.5 / _root(mean) if mean > 0 else 0.0),
+        Metric("mae", False, absolute),
+    )
+    return {metric.name: metric for metric in metrics}
+
+
+def _root(mean: float) -> float:
+    return math.sqrt(mean) if mean >= 0 else math.nan
+
+
+def _exp(mean: float) -> float:
+    return math.exp(mean) if mean < 700 else math.inf
+
+
+METRICS = tuple(_metrics(1.0))
+
+
+@dataclass(frozen=True)
+class Task:
+    """How networks are trained and compared."""
+
+    loss: Loss
+    metric: Metric
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of each sample, (B); of several numbers of a sample, their mean."""
+        losses = self.loss(outputs, targets)
+        count = len(targets)
+        if not isinstance(losses, Tensor) or losses.dim() == 0 or losses.numel() % count:
+            found = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
+            raise ValueError(
+                f"loss returned {found} for {count} samples; return one number per sample, as with reduction='none'"
+            )
+        return losses.reshape(count, -1).mean(1)
+
+
+def make_task(
+    targets: Tensor | None,
+    loss: str | Loss | None,
+    metric: str | Callable[[Tensor, Tensor], Any] | None,
+    *,
+    higher_is_better: bool = True,
+    scale: float = 1.0,
+) -> Task:
+    """Return the task; by default, whole numbers are classes and other numbers are regressed.
+
+    Args:
+        targets: of the training data; None if only the user's step knows them.
+        loss: the name of a loss, or a function of outputs and targets that returns a number per sample.
+        metric: the name of a metric, or a function of all outputs and all targets.
+        higher_is_better: whether higher values of a metric function are better.
+        scale: the scale of the targets, which errors of regression are multiplied by.
+    """
+    is_classes = targets is not None and not targets.is_floating_point()
+    chosen = ("cross_entropy" if is_classes else "mse") if loss is None else loss
+    if isinstance(chosen, str):
+        if chosen not in LOSSES:
+            raise ValueError(
+                f"unknown loss {chosen!r}; available: {', '.join(LOSSES)}, or a function that returns one per sample"
+            )
+        function = LOSSES[chosen]
+    else:
+        function = chosen
+    if metric is None:
+        if targets is None or not isinstance(chosen, str):
+            metric = "loss"
+        elif chosen in ("cross_entropy", "bce"):
+            metric = "accuracy" if targets.dim() == 1 else "loss"
+        else:
+            metric = {"mse": "rmse", "mae": "mae"}[chosen]
+    if isinstance(metric, str):
+        known = _metrics(scale)
+        if metric not in known:
+            raise ValueError(f"unknown metric {metric!r}; available: {', '.join(known)}, or a function")
+        return Task(function, known[metric])
+    if not callable(metric):
+        raise TypeError(
+            f"metric={metric!r}: give a name, one of {', '.join(METRICS)}, or a function of outputs and targets"
+        )
+    name = getattr(metric, "__name__", "metric")
+    return Task(function, Metric(name if name.isidentifier() else "metric", higher_is_better, whole=metric))
+
+
+def example_input(x: Tensor, count: int = 2) -> Tensor:
+    """Return some samples as networks take them: images as floats from 0 to 1."""
+    return as_input(x[:count])
+
+
+def as_input(x: Tensor) -> Tensor:
+    """Return samples as networks take them: images of whole numbers as floats from 0 to 1."""
+    return x.to(torch.float32) / 255 if x.dtype == torch.uint8 else x

@@ -1,0 +1,96 @@
+"""Every benchmark runs in a tiny setting, without a GPU, from its options to its rows."""
+
+import csv
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from hullo.lab.bench.harness import Harness, Timing, ratios, take_turns
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+SCRIPTS = {
+    "fold": (),
+    "gated": (),
+    "network_step": ("resnet56",),
+    "plain_epoch": (),
+    "population_step": ("--networks", "lenet5", "--members", "2", "--seconds", "0"),
+    "population_cpu": ("--networks", "mlp", "--members", "1", "2"),
+    "population_convolutions": ("--members", "2", "--batch-size", "1"),
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_script_measures_and_saves_rows(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    before = set(sys.modules)
+    try:
+        script = importlib.import_module(name)
+        script.main([*SCRIPTS[name], "--device", "cpu", "--rounds", "1", "--csv", str(tmp_path / "rows.csv")])
+    finally:
+        for module in set(sys.modules) - before:  # a script may change the constants of another
+            if Path(getattr(sys.modules[module], "__file__", None) or "").parent == BENCHMARKS:
+                del sys.modules[module]
+    with (tmp_path / "rows.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert rows
+    assert {row["torch"] for row in rows} == {torch.__version__}
+    assert len(capsys.readouterr().out.splitlines()) > len(rows)  # the environment, then the rows
+
+
+@pytest.fixture
+def harness(tmp_path):
+    harness = Harness("A test.", rounds=5)
+    harness.start(["--device", "cpu", "--csv", str(tmp_path / "rows.csv")])
+    return harness
+
+
+def test_contenders_take_turns_in_changing_order():
+    order = []
+    taken = take_turns({name: lambda index, name=name: order.append((index, name)) for name in "abc"}, rounds=20)
+    assert all(len(times) == 20 for times in taken.values())
+    assert [index for index, _ in order] == [index for index in range(20) for _ in "abc"]
+    assert len({tuple(order[start : start + 3]) for start in range(0, 60, 3)} - {None}) == 20
+    assert len({"".join(name for _, name in order[start : start + 3]) for start in range(0, 60, 3)}) > 1
+
+
+def test_rounds_end_when_time_is_up():
+    assert take_turns({"a": lambda index: index}, 10, lambda index: index < 3) == {"a": [0, 1, 2]}
+
+
+def test_comparison_counts_calls_and_gives_ratios_of_medians(harness):
+    calls = {"a": 0, "b": 0}
+
+    def step(name):
+        calls[name] += 1
+
+    times = harness.compare({name: lambda name=name: step(name) for name in calls}, warm_up=2, calls=3)
+    assert calls == {"a": 2 + 5 * 3, "b": 2 + 5 * 3}
+    assert ratios(times, "a")["b"] == times["b"].median / times["a"].median
+    assert Timing.of([5.0, 1.0, 2.0, 4.0, 3.0]) == pytest.approx((3.0, 1.4, 4.6))
+
+
+def test_rows_are_saved_with_their_environment_and_failures_do_not_stop_others(harness, capsys):
+    harness.add(name="a", seconds=1.5)
+    with harness.report_failure("b"):
+        raise RuntimeError("no such\nkernel")
+    harness.add(name="c", seconds=2.5)
+    with harness.path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["name"], row["seconds"]) for row in rows] == [("a", "1.5"), ("c", "2.5")]
+    assert rows[0]["commit"] == harness.environment.commit
+    assert "b left out: RuntimeError: no such kernel" in capsys.readouterr().out
+
+
+def test_floor_is_bytes_over_bandwidth_and_rate_is_flops_over_time(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    bench = importlib.import_module("variants").Bench("A test.")
+    bench.start(["--device", "cpu"])
+    steps = {"forward": lambda: None, "again": lambda: None, "backward": lambda: None}
+    bench.measure("part", "layer", {"one": lambda: steps}, {"forward": 10**6, "backward": 3 * 10**6}, flops=1e9)
+    assert [(row["direction"], row["megabytes"]) for row in bench.rows] == [("forward", 1.0), ("backward", 3.0)]
+    for row in bench.rows:
+        assert row["floor_microseconds"] == pytest.approx(1e12 * row["megabytes"] / bench.bandwidth)
+        assert row["tflops"] == pytest.approx(1e9 / row["microseconds"] / 1e6)

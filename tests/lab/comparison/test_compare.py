@@ -1,0 +1,192 @@
+"""Any network and any data: each kind is compared from end to end, in seconds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from hullo.lab import compare
+from hullo.lab.spec.records import Records
+
+X = torch.randn(240, 4, generator=torch.Generator().manual_seed(0))
+LABELS, NUMBERS = (X[:, 0] * X[:, 1] > 0).long(), X[:, :1] * X[:, 1:2]
+FAST: dict[str, Any] = {
+    "minutes": 1.0,
+    "epochs": 2,
+    "lr": 1e-2,
+    "seeds": 3,
+    "quiet": True,
+    "candidates": ["tanh", "hull"],
+}
+
+
+def mlp(outputs: int = 2, activation: Callable[[], nn.Module] = nn.ReLU) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), activation(), nn.Linear(8, outputs))
+
+
+class Branching(nn.Module):
+    """A network whose control flow depends on values, which no population can take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.act, self.out = nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.act(self.layer(x))
+        return self.out(h if h.sum() > 0 else -h)
+
+
+class Tokens(nn.Module):
+    """A network that predicts a token at every position."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.hidden, self.out = nn.Embedding(5, 8), nn.Linear(8, 8), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(F.gelu(self.hidden(self.embedding(x))))
+
+
+def test_classification_has_a_table_a_finding_records_and_a_network(tmp_path: Path) -> None:
+    result = compare(mlp, (X, LABELS), output=tmp_path, **FAST)
+    assert {row.candidate for row in result.rows} == {"own", "tanh", "affine(identity,relu,tanh,init=relu)"}
+    assert result.verdict is not None
+    assert result.verdict.pairs == 3
+    assert result.finding in str(result)
+    assert result.best(X).shape == (240, 2)
+    assert not result.best.training
+    records = Records(result.folder / "records.jsonl").read()
+    assert {record.spec.conditions["lr"] for record in records} == {"tuned"}
+    result.to_csv(tmp_path / "table.csv")
+    assert len((tmp_path / "table.csv").read_text().splitlines()) == 4
+
+
+def test_a_finished_comparison_is_not_trained_again_and_gives_the_same(tmp_path: Path) -> None:
+    first = compare(mlp, (X, LABELS), output=tmp_path, **FAST)
+    before = (first.folder / "trials.jsonl").read_bytes()
+    second = compare(mlp, (X, LABELS), output=tmp_path, **FAST)
+    assert (second.folder / "trials.jsonl").read_bytes() == before
+    assert second.verdict == first.verdict
+
+
+def test_more_minutes_and_seeds_look_again_at_a_smaller_error_rate(tmp_path: Path) -> None:
+    # noise, so that no look decides
+    labels = torch.randint(2, (240,), generator=torch.Generator().manual_seed(1))
+    options = FAST | {"candidates": ["tanh"]}
+    first = compare(mlp, (X, labels), output=tmp_path, **options)
+    second = compare(mlp, (X, labels), output=tmp_path, **options | {"minutes": 2.0, "seeds": 5})
+    assert first.verdict is not None
+    assert second.verdict is not None
+    assert (first.verdict.pairs, second.verdict.pairs) == (3, 5)
+    assert second.verdict.alpha == first.verdict.alpha / 2
+    assert json.loads((second.folder / "comparison.json").read_text())["looks"] == [3, 5]
+
+
+def test_regression_is_compared_by_an_error_that_is_better_if_lower(tmp_path: Path) -> None:
+    result = compare(lambda: mlp(1), (X.numpy(), NUMBERS.numpy()), output=tmp_path, **FAST)
+    assert result.metric.name == "rmse"
+    own = next(row for row in result.rows if row.candidate == "own")
+    network = result.network_of("own")
+    assert own.test > 0
+    assert network(X).shape == NUMBERS.shape
+    record = Records(result.folder / "records.jsonl").read()[0]
+    assert (record.metric, record.lower_is_better) == ("rmse", True)
+
+
+def test_tokens_are_compared_by_their_loss(tmp_path: Path) -> None:
+    tokens = torch.randint(5, (120, 7), generator=torch.Generator().manual_seed(0))
+    pair = tokens[:, :-1], tokens[:, 1:]
+    result = compare(Tokens, pair, output=tmp_path, **FAST | {"candidates": ["relu"]})
+    assert result.metric.name == "loss"
+    assert not result.metric.higher
+
+
+def test_loaders_share_their_batches_with_all_members(tmp_path: Path) -> None:
+    loaders = [DataLoader(TensorDataset(X, LABELS), batch_size=40, shuffle=shuffle) for shuffle in (True, False, False)]
+    train, val, test = loaders
+    result = compare(mlp, train, test, val, output=tmp_path, **FAST | {"candidates": ["tanh"]})
+    assert result.metric.name == "accuracy"
+    assert result.verdict is not None
+
+
+def test_a_step_of_your_own_takes_any_batch(tmp_path: Path) -> None:
+    def collate(items: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+        return {"inputs": torch.stack([x for x, _ in items]), "labels": torch.stack([y for _, y in items])}
+
+    def step(population: Any, batch: dict[str, Tensor]) -> Tensor:
+        logits = population(batch["inputs"], in_dims=None)
+        return torch.stack([F.cross_entropy(own, batch["labels"]) for own in logits])
+
+    loader = DataLoader(TensorDataset(X, LABELS), batch_size=60, collate_fn=collate)
+    result = compare(mlp, loader, loader, loader, step=step, output=tmp_path, **FAST | {"candidates": ["tanh"]})
+    assert result.metric.name == "loss"
+    assert result.verdict is not None
+
+
+def test_a_metric_of_your_own_sees_all_outputs(tmp_path: Path) -> None:
+    def worst(outputs: Tensor, targets: Tensor) -> Tensor:
+        assert len(outputs) == len(targets) > 20
+        return (outputs.argmax(1) == targets).double().mean()
+
+    result = compare(mlp, (X, LABELS), metric=worst, output=tmp_path, **FAST | {"candidates": ["tanh"]})
+    assert result.metric.name == "worst"
+    assert all(0 <= row.test <= 1 for row in result.rows)
+
+
+def test_what_a_population_cannot_take_is_trained_one_by_one_and_said(tmp_path: Path) -> None:
+    result = compare(Branching, (X, LABELS), output=tmp_path, **FAST)
+    assert {row.trained for row in result.rows} == {"one by one"}
+    assert "one by one" in str(result)
+    hull = next(row.candidate for row in result.rows if row.candidate.startswith("affine"))
+    records = [r for r in Records(result.folder / "records.jsonl").read() if r.spec.activation == hull]
+    assert records[0].coefficients[0] == [[0.0, 1.0, 0.0]]
+    assert records[0].coefficients[-1] != records[0].coefficients[0]
+
+
+def test_what_the_network_has_already_is_left_out(tmp_path: Path) -> None:
+    result = compare(mlp, (X, LABELS), output=tmp_path, **FAST | {"candidates": ["relu", "tanh", "tanh"]})
+    assert [row.candidate for row in result.rows if row.candidate != "own"] == ["tanh"]
+    assert any("relu" in note for note in result.notes)
+
+
+def test_runs_that_diverge_are_counted_and_do_not_stop_others(tmp_path: Path) -> None:
+    result = compare(lambda: mlp(1), (X, 1e18 * NUMBERS), output=tmp_path, **FAST | {"optimizer": "sgd", "lr": 1e6})
+    assert all(row.diverged for row in result.rows)
+    assert result.verdict is not None
+    assert result.verdict.kind != "wins"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"minutes": 0}, "minutes"),
+        ({"optimizer": "lion"}, "adamw"),
+        ({"loss": "hinge"}, "cross_entropy"),
+        ({"metric": "f1"}, "accuracy"),
+        ({"lr": []}, "lr"),
+        ({"candidates": ["gellu"]}, "gellu"),
+        ({"candidates": ["relu"]}, "no candidate"),
+        ({"loss": lambda outputs, targets: F.cross_entropy(outputs, targets)}, "per sample"),
+        ({"minutes": 1e-4}, "too few"),
+    ],
+)
+def test_errors_say_what_is_valid(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=words):
+        compare(mlp, (X, LABELS), output=tmp_path, **FAST | changes)
+
+
+def test_data_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="as many"):
+        compare(mlp, (X, LABELS[:-1]), output=tmp_path, **FAST)
+    with pytest.raises(ValueError, match="differ"):
+        compare(mlp, (X, LABELS), (X[:, :3], LABELS), output=tmp_path, **FAST)
+    with pytest.raises(TypeError, match="class"):
+        compare(mlp(), (X, LABELS), output=tmp_path, **FAST)  # type: ignore[arg-type]

@@ -1,0 +1,86 @@
+"""Folders of images, tables and network files are read as a user would expect; what cannot be read is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from hullo.lab.comparison.data import read_data
+from hullo.lab.comparison.files import open_files, read_csv
+from hullo.lab.data.release import DataError
+
+
+def write(path: Path, *lines: str) -> Path:
+    path.write_text("\n".join(lines))
+    return path
+
+
+def table(path: Path, count: int = 60) -> Path:
+    rows = [f"{i},{'abc'[i % 3]},{1000 + 10 * i + 0.5}" for i in range(count)]
+    return write(path / "prices.csv", "size,place,price", *rows, ",a,1000")
+
+
+def test_a_table_is_standardized_by_its_training_rows_and_scored_in_its_own_units(tmp_path: Path) -> None:
+    data = read_csv(table(tmp_path))
+    x, y = data.train
+    assert x.shape[1] == 1 + 3
+    assert x.mean(0).abs().max() < 1e-5
+    assert y.std() == pytest.approx(1.0, abs=1e-4)
+    assert data.scale == pytest.approx(174, rel=0.2)
+    assert "1 rows" in data.split
+
+
+def test_words_and_few_whole_numbers_are_classes(tmp_path: Path) -> None:
+    data = open_files(table(tmp_path), target="place")
+    assert data.train[1].dtype == torch.int64
+    numbers = write(tmp_path / "n.csv", "x,y", *(f"{i},{3 * (i % 2)}" for i in range(40)))
+    assert sorted(set(read_csv(numbers).train[1].tolist())) == [0, 1]
+    assert read_csv(numbers, regress=True).train[1].is_floating_point()
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (["x,y"], "header"),
+        (["x,x", "1,2"], "same name"),
+        (["x,y", "1,2", "1"], "line 3"),
+        (["x,y", ",2", "1,"], "gaps"),
+        (["y", "1", "2"], "only the column"),
+    ],
+)
+def test_bad_tables_are_named(tmp_path: Path, lines: list[str], words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        read_csv(write(tmp_path / "bad.csv", *lines))
+
+
+def test_an_unknown_target_names_the_columns(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="size, place, price"):
+        open_files(table(tmp_path), target="cost")
+
+
+def test_folders_of_images_are_bytes_until_a_network_sees_them(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        for kind in ("a", "b"):
+            (tmp_path / split / kind).mkdir(parents=True)
+            for i in range(10):
+                Image.fromarray(np.full((6, 6), 25 * i, np.uint8)).save(tmp_path / split / kind / f"{i}.png")
+    data = open_files(tmp_path)
+    assert data.train[0].dtype == torch.uint8
+    assert data.example is not None
+    assert data.example.max() <= 1
+    inputs, _ = data.loader(torch.device("cpu")).load_batch(torch.tensor([[0, 1]]))
+    assert inputs.dtype == torch.float32
+
+
+def test_splits_are_proportional_disjoint_and_always_the_same() -> None:
+    x, y = torch.arange(400.0)[:, None], (torch.arange(400) % 10 == 0).long()
+    first, second = (read_data((x, y), None, None) for _ in range(2))
+    parts = [set(pair[0].flatten().tolist()) for pair in (first.train, first.val, first.test)]
+    assert sum(map(len, parts)) == len(set.union(*parts)) == 400
+    assert first.val[0].equal(second.val[0])
+    for _, labels in (first.train, first.val, first.test):
+        assert labels.double().mean() == pytest.approx(0.1, abs=0.02)

@@ -1,0 +1,82 @@
+"""Members with unlike activations compute their own bases alone, with the derivatives that they have alone."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hullo import AffineHull, add_base
+from hullo.population import Population
+from hullo.population.regroup import join_members, split_members
+
+GROUPS = [torch.tensor([3, 0]), torch.tensor([1]), torch.tensor([2, 4])]
+
+
+def mixed(k: int) -> nn.Module:
+    makers: list[Any] = [nn.Tanh, nn.SiLU, nn.GELU, lambda: AffineHull(["identity", "tanh", "sin"]), nn.PReLU]
+    return nn.Sequential(nn.Linear(2, 4), makers[k % 5](), nn.Linear(4, 4), makers[(k + 1) % 5](), nn.Linear(4, 1))
+
+
+def residuals(call: Any, x: Tensor) -> Tensor:
+    """Return a function of a network's first and second derivatives."""
+    x = x.clone().requires_grad_()
+    y = call(x)
+    (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first[..., 1].sum(), x, create_graph=True)
+    return (first[..., :1] + y * second[..., 1:]).square().sum((-1, -2))
+
+
+def test_second_derivatives_and_their_gradients_are_those_of_lone_members() -> None:
+    members = [mixed(k).double() for k in range(12)]
+    alone, population = copy.deepcopy(members), Population(members)
+    x = torch.randn(12, 7, 2, dtype=torch.float64)
+    found = residuals(population, x)
+    found.sum().backward()
+    gradients = dict(population.stacked.named_parameters())
+    for k, member in enumerate(alone):
+        expected = residuals(member, x[k])
+        expected.backward()
+        torch.testing.assert_close(found[k], expected)
+        for name in ("0.weight", "2.bias", "4.weight"):
+            torch.testing.assert_close(gradients[name].grad[k], member.get_parameter(name).grad)
+
+
+def test_a_base_is_computed_for_members_that_use_it() -> None:
+    sizes: list[int] = []
+
+    def wave(x: Tensor) -> Tensor:
+        sizes.append(x.numel())
+        return x.sin()
+
+    base = add_base("wave", wave, torch.cos)
+    networks = [nn.Sequential(nn.Linear(3, 4), nn.Tanh()), nn.Sequential(nn.Linear(3, 4), AffineHull(["tanh", base]))]
+    population = Population([copy.deepcopy(networks[k]) for k in (0, 1, 0, 0, 1)])
+    x = torch.randn(5, 6, 3)
+    population(x)
+    sizes.clear()
+    population(x)
+    assert sizes == [2 * 6 * 4]
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_members_are_taken_apart_and_put_together(dim: int) -> None:
+    shape = [2, 3]
+    shape.insert(dim, 5)
+    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    parts = split_members(x, dim, GROUPS)
+    for part, members in zip(parts, GROUPS, strict=True):
+        assert part.equal(x.index_select(dim, members))
+    assert join_members(parts, dim, GROUPS).equal(x)
+
+    def scale(x: Tensor) -> Tensor:
+        parts = [part.sin() * (i + 1) for i, part in enumerate(split_members(x, dim, GROUPS))]
+        return join_members(parts, dim, GROUPS)
+
+    assert torch.autograd.gradcheck(scale, x)
+    assert torch.autograd.gradgradcheck(scale, x)
+    tangent = torch.func.jvp(scale, (x.detach(),), (torch.ones_like(x),))[1]
+    torch.testing.assert_close(tangent, torch.autograd.grad(scale(x).sum(), x)[0])
