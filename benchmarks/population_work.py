@@ -137,7 +137,7 @@ def population(work: Work, device: torch.device) -> Step:
     def loss(x: Tensor, y: Tensor) -> Tensor:
         return work.loss(networks, x, y, work.members).sum()
 
-    return capture(training_step(work, loss, optimizer, device), networks, optimizer)
+    return capture(training_step(work, loss, optimizer, device), networks, optimizer, check=False)
 
 
 def graphed(step: Step, x: Tensor, y: Tensor) -> Step:

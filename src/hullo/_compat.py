@@ -181,13 +181,6 @@ def real_tensors() -> Iterator[None]:
         yield
 
 
-def is_fake(tensor: Tensor) -> bool:
-    """Return whether a tensor belongs to a trace, and has no values."""
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    return isinstance(tensor, FakeTensor)
-
-
 # Tensors that are sharded over processes (DTensor), handled without importing torch.distributed.
 
 

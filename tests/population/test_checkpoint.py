@@ -112,6 +112,6 @@ def test_explain_counts_what_a_backward_pass_needs() -> None:
     population = Population(lambda: nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 1)), seeds=range(4))
     explained = population.explain(torch.randn(4, 128, 16))
     assert "4.5 KiB of parameters" in explained  # 16 * 64 + 64 + 64 + 1 numbers of 4 bytes
-    assert "64.0 KiB for a backward pass" in explained  # the input and the output of tanh, each 128 * 64 numbers
+    assert "32.0 KiB for a backward pass" in explained  # the output of tanh, 128 * 64 numbers
     with torch.no_grad():
         assert "0 B for a backward pass" in population.explain(torch.randn(4, 128, 16))

@@ -198,7 +198,7 @@ def test_imagewoof_is_shown_once_there_are_records_and_named_for_what_it_is(tmp_
     marked = "<!-- block:imagewoof imagewoof -->\n<!-- /block -->"
     assert blocks.with_blocks(marked, tmp_path) == marked
     reached = {"relu": [61.0, 62.0, 63.0], "convex(identity,relu)": [64.0, 65.0, 66.5]}
-    runs = [replace(record, images=[9025, 3929]) for record in made.make_records(reached, column="alexnet/ilsvrc2012")]
+    runs = [replace(record, images=[9025, 3929]) for record in made.make_records(reached, column="alexnet/imagewoof")]
     Records(tmp_path / "results" / "imagewoof" / "records.jsonl").add(runs)
     text = blocks.with_blocks(marked, tmp_path)
     assert "Imagewoof" in text

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from hullo._compat import is_exporting, real_tensors
 from hullo.bases.formulas import differentiate, from_the_right, replace_y
-from hullo.recognition.least_squares import Function, express
+from hullo.bases.least_squares import Function, express
 
 Slope = Callable[[Tensor, Tensor], Any]
 

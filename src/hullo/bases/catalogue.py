@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from hullo.bases.base import Base, Formula, check_parameter, family, get_base, spell
 from hullo.bases.formulas import FUNCTIONS, from_the_right
-from hullo.recognition.least_squares import Function
+from hullo.bases.least_squares import Function
 
 
 def make_base(

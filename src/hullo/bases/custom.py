@@ -13,8 +13,8 @@ from torch import Tensor
 from hullo._compat import real_tensors
 from hullo.bases.base import Base, Formula, Slope, add_family, derivative_of, real_line, spell
 from hullo.bases.formulas import FUNCTIONS, differentiate, fill_in, switches, with_finite_branches
+from hullo.bases.least_squares import Function
 from hullo.bases.slope_extremes import extremes
-from hullo.recognition.least_squares import Function
 
 _NEAR_ZERO = 2.0**-40  # one side of 0, so near that curvature is negligible
 _BESIDE = 2.0**-45  # either side of a place where the function may jump, relative to it

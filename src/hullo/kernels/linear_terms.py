@@ -1,4 +1,4 @@
-"""Sums of terms that several bases share, for kernels in 16 bits that compute more than memory lets them.
+"""Sums of terms that several bases share, for compute-bound kernels in 16 bits.
 
 A formula is read as a sum of constants times *terms*: GELU is relu(x) - m * normal_tail(m), where m = |x|. Terms that
 several bases have are computed and added up once: in a hull with ReLU, GELU costs m * normal_tail(m) alone. There are

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from hullo.bases import Base, Formula, Slope
 from hullo.bases.formulas import FUNCTIONS
+from hullo.bases.least_squares import Function
 from hullo.parametrizations import BuiltInParametrization
-from hullo.recognition.least_squares import Function
 
 
 @dataclass(frozen=True)

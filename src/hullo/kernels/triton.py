@@ -226,43 +226,57 @@ def _launches(
     # As measured on an H200: tiles large enough to keep memory busy, and small enough to leave registers.
     warps, limits = [4, 8 if many else 4], {}
     if by_column:
-        there = tile(outer, groups, inner, 128, 2048 if precise else 4096, None)
+        forward_tiling = tile(outer, groups, inner, 128, 2048 if precise else 4096, None)
         if precise or many:
-            back = tile(outer, groups, inner, 64, 512 if precise else 1024, programs)
+            backward_tiling = tile(outer, groups, inner, 64, 512 if precise else 1024, programs)
         else:
-            back = tile(outer, groups, inner, 64, 2048, programs // 2)
+            backward_tiling = tile(outer, groups, inner, 64, 2048, programs // 2)
     elif many:
-        (size, warps[0], share, stages), back_choice = MANY[torch.float32 if precise else dtype]
-        there = tile(outer, groups, inner, None, size, share * units or None, stages)
-        size, warps[1], share, stages = back_choice
-        back = tile(outer, groups, inner, None, size, share * units, stages)
+        (size, warps[0], share, stages), backward_choice = MANY[torch.float32 if precise else dtype]
+        forward_tiling = tile(outer, groups, inner, None, size, share * units or None, stages)
+        size, warps[1], share, stages = backward_choice
+        backward_tiling = tile(outer, groups, inner, None, size, share * units, stages)
         has_table = by_table and may_have_table(bases, dtype, gated, order)
         if has_table and (early or INTERPRETED) and inner % slope_table.WIDTH == 0:
             wide = tile(outer, groups, inner, None, slope_table.TILE, slope_table.SHARE * units)
             if wide.elements_per_program >= slope_table.LEAST_TILES * slope_table.TILE:
-                back, warps[1], limits = wide, slope_table.WARPS, {"maxnreg": slope_table.REGISTERS}
+                backward_tiling, warps[1], limits = wide, slope_table.WARPS, {"maxnreg": slope_table.REGISTERS}
                 kernels = kernels | kernels_by_table(bases, parametrization)
     else:
-        there = tile(outer, groups, inner, None, 2048, None)
-        back = tile(outer, groups, inner, None, 1024, 6 * units if gated else programs)
-        if precise and back.constants["ROWS"] > 1:
+        forward_tiling = tile(outer, groups, inner, None, 2048, None)
+        backward_tiling = tile(outer, groups, inner, None, 1024, 6 * units if gated else programs)
+        if precise and backward_tiling.constants["ROWS"] > 1:
             warps[1] = 8
-    sums = back.splits * (groups * inner if by_column else groups)  # of each base
+    sums = backward_tiling.splits * (groups * inner if by_column else groups)  # of each base
     sums_of_group = sums // groups
-    ways, options = back.constants | {"EARLY": early}, {"num_warps": warps[1]}
+    constants, options = backward_tiling.constants | {"EARLY": early}, {"num_warps": warps[1]}
     # columns that a thread loads with one instruction, of which it keeps one sum
-    ways["PER_SUM"] = 1 if by_column else min(16 // dtype.itemsize, back.constants["COLUMNS"])
+    constants["PER_SUM"] = 1 if by_column else min(16 // dtype.itemsize, backward_tiling.constants["COLUMNS"])
     return _Launches(
         forward=_Launch(
-            kernels["forward"], device, there.programs, there.sizes, there.constants, {"num_warps": warps[0]}
+            kernels["forward"],
+            device,
+            forward_tiling.programs,
+            forward_tiling.sizes,
+            forward_tiling.constants,
+            {"num_warps": warps[0]},
         ),
-        backward=_Launch(kernels["backward"], device, back.programs, (*back.sizes, sums), ways, options | limits),
-        second=_Launch(kernels.get("second"), device, back.programs, (*back.sizes, sums), ways, options),
+        backward=_Launch(
+            kernels["backward"],
+            device,
+            backward_tiling.programs,
+            (*backward_tiling.sizes, sums),
+            constants,
+            options | limits,
+        ),
+        second=_Launch(
+            kernels.get("second"), device, backward_tiling.programs, (*backward_tiling.sizes, sums), constants, options
+        ),
         reduce=_Launch(
             kernels["reduce"],
             device,
             groups,
-            (sums_of_group, back.splits, inner, groups * inner, sums),
+            (sums_of_group, backward_tiling.splits, inner, groups * inner, sums),
             {"BLOCK": min(1024, _power_of_two(sums_of_group)), "BY_COLUMN": by_column, "EARLY": early},
             {"num_warps": 4} | ({"launch_pdl": True} if early else {}),
         ),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,44 +25,8 @@ from hullo.parametrizations import get_parametrization
 from hullo.population import kernels
 from hullo.population.parametrizations import CODES, REST, UNUSED, USED, Parametrize
 from hullo.population.regroup import join_members, split_members
-from hullo.population.sites import Activation, Site, fingerprint
+from hullo.population.sites import Activation, Call, Site, fingerprint
 from hullo.population.values import Value
-
-
-@dataclass(frozen=True)
-class _Own:
-    """Members of a call that have like bases: their indices, bases and rows among those of the call.
-
-    A `function` is what all of them compute, if that is one base alone, as it is.
-    """
-
-    members: Tensor
-    bases: tuple[Base, ...]
-    columns: Tensor
-    rows: Tensor
-    function: Callable[[Tensor], Tensor] | None
-
-    def to(self, device: torch.device) -> _Own:
-        members, columns, rows = (item.to(device) for item in (self.members, self.columns, self.rows))
-        return replace(self, members=members, columns=columns, rows=rows)
-
-
-@dataclass(frozen=True)
-class _Part:
-    """Members of a site that are computed in one call."""
-
-    members: Tensor | None  # None for all
-    groups: int  # of channels, a common multiple of the members' numbers
-    channel_dim: int
-    bases: tuple[Base, ...]
-    columns: Tensor | None  # of the bases in the table; None for all
-    rows: Tensor  # of the table, one per member and group of channels
-    own: tuple[_Own, ...] = ()  # members with like bases, if these differ
-
-    def to(self, device: torch.device) -> _Part:
-        members, columns = (None if item is None else item.to(device) for item in (self.members, self.columns))
-        own = tuple(item.to(device) for item in self.own)
-        return replace(self, members=members, columns=columns, rows=self.rows.to(device), own=own)
 
 
 class InnerScales(nn.Module):
@@ -159,10 +123,10 @@ class Activations(nn.Module):
             self.register_buffer("raw", start, persistent=False)
         self.scales = self._read_scales(dtype)
         self._fixed_rows: list[list[Tensor]] | None = None
-        self._parts = [self._plan_calls(site, starts) for site, starts in zip(self.sites, self._starts, strict=True)]
+        self.calls = [self._plan_calls(i) for i in range(len(self.sites))]
         owners = self._find_owners()
         self.register_buffer("owners", torch.tensor(owners, dtype=torch.int64), persistent=False)
-        order = [owners[row] for parts in self._parts for part in parts for row in part.rows.tolist()]
+        order = [owners[row] for calls in self.calls for call in calls for row in call.rows.tolist()]
         self.register_buffer("order", torch.tensor(order, dtype=torch.int32), persistent=False)
         self.register_buffer("uses", _uses(order, members * rows), persistent=False)
         self.register_buffer("fingerprints", torch.tensor([fingerprint(self.sites, k) for k in range(members)]))
@@ -290,9 +254,10 @@ class Activations(nn.Module):
     def _columns(self, activation: Activation) -> list[int]:
         return [self._table_bases.index(item) for item in activation.bases]
 
-    def _plan_calls(self, site: Site, starts: Sequence[int]) -> list[_Part]:
+    def _plan_calls(self, index: int) -> list[Call]:
         """Return the calls of a site."""
-        total, parts = self.raw.shape[1], []
+        site, starts = self.sites[index], self._starts[index]
+        total, calls = self.raw.shape[1], []
         for indices in _partition(site):
             used = [site.activations[k] for k in indices]
             bases, groups = _bases_of(used), math.lcm(*(item.groups for item in used))
@@ -305,16 +270,16 @@ class Activations(nn.Module):
             members = None if len(indices) == len(site.activations) else torch.tensor(indices)
             places = [self._table_bases.index(item) for item in bases]
             columns = None if bases == self._table_bases else torch.tensor(places)
-            part = _Part(members, groups, channel_dim, bases, columns, torch.tensor(rows))
-            parts.append(replace(part, own=_split_by_bases(site, indices, part)))
-        return parts
+            call = Call(bases, groups, index, channel_dim, members, columns, torch.tensor(rows))
+            calls.append(replace(call, own=_split_by_bases(site, indices, call)))
+        return calls
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Activations:
         super()._apply(keep_float32(fn), recurse)  # type: ignore[no-untyped-call]
         if not self.fixed.is_meta:
             self.fixed.copy_(self._exact)
         self._fixed_rows = None
-        self._parts = [[part.to(self.raw.device) for part in parts] for parts in self._parts]
+        self.calls = [[call.to(self.raw.device) for call in calls] for calls in self.calls]
         return self
 
     @property
@@ -343,72 +308,72 @@ class Activations(nn.Module):
     def _make_rows(self) -> list[list[Tensor]]:
         if not self.sites:
             return []
-        heights = [len(part.rows) for parts in self._parts for part in parts]
+        heights = [len(call.rows) for calls in self.calls for call in calls]
         if kernels.support(self.raw):
             from hullo.population.kernels.parametrize import parametrize
 
             computed = parametrize(self.table, self.fixed, self.roles, self.codes, self.order, self.uses, heights)
         else:
             computed = torch.split(self._table_coefficients().flatten(0, 1)[self.order], heights)
-        calls = iter(computed)
-        return [
-            [rows if part.columns is None else rows[:, part.columns] for part, rows in zip(parts, calls, strict=False)]
-            for parts in self._parts
-        ]
+        tables = iter(computed)
+        return [[call.select(next(tables)) for call in calls] for calls in self.calls]
 
     @property
-    def calls(self) -> dict[int, tuple[tuple[Base, ...], int] | None]:
-        """Return each site's bases and groups; None for a site that is not one call, or has inner scales."""
-        found: dict[int, tuple[tuple[Base, ...], int] | None] = {}
-        for i, (site, (part, *others)) in enumerate(zip(self.sites, self._parts, strict=True)):
-            is_one = not (others or site.is_scaled or site.functions) and (part.groups == 1 or part.channel_dim == 1)
-            found[i] = (part.bases, part.groups) if is_one else None
-        return found
+    def fusable_calls(self) -> dict[int, Call]:
+        """Return the calls of sites that take one call, without inner scales, by the number of the site."""
+        return {
+            i: calls[0]
+            for i, (site, calls) in enumerate(zip(self.sites, self.calls, strict=True))
+            if not (calls[1:] or site.is_scaled or site.functions) and 1 in (calls[0].groups, calls[0].channel_dim)
+        }
 
     def compute(self, index: int, rows: Sequence[Sequence[Tensor]], x: Value) -> Value:
         """Return the activations of a site at x, with the coefficients that `rows` returned."""
-        parts, site = self._parts[index], self.sites[index]
+        calls, site = self.calls[index], self.sites[index]
         if site.functions and None not in site.functions:
             return Value(torch.stack([site.call(k, x.select(k)) for k in range(len(self.codes))]), 0)
         outputs = [
-            self._combine(part, coefficients, x, site.is_scaled)
-            for part, coefficients in zip(parts, rows[index], strict=True)
+            self._combine(call, coefficients, x, site.is_scaled)
+            for call, coefficients in zip(calls, rows[index], strict=True)
         ]
         result = outputs[0]
-        if len(parts) > 1:
+        if len(calls) > 1:
             dim = 0 if result.dim is None else result.dim
-            order = torch.cat([part.members for part in parts if part.members is not None]).argsort()
+            order = torch.cat([call.members for call in calls if call.members is not None]).argsort()
             result = Value(torch.cat([y.at(dim, 1) for y in outputs], dim).index_select(dim, order), dim)
         if not site.functions:
             return result
-        own = [result.select(k) if call is None else site.call(k, x.select(k)) for k, call in enumerate(site.functions)]
+        own = [
+            result.select(k) if function is None else site.call(k, x.select(k))
+            for k, function in enumerate(site.functions)
+        ]
         return Value(torch.stack(own), 0)
 
-    def _combine(self, part: _Part, coefficients: Tensor, x: Value, is_scaled: bool) -> Value:
+    def _combine(self, call: Call, coefficients: Tensor, x: Value, is_scaled: bool) -> Value:
         """Return the activations of the members of one call.
 
         Without kernels, which compute all bases of a call while they wait for memory, a member pays for its own bases.
         """
         dim = 0 if x.dim is None else x.dim
-        if part.groups > 1:  # members beside the channels: each member's channels are contiguous
-            dim = part.channel_dim % len(x.shape)
+        if call.groups > 1:  # members beside the channels: each member's channels are contiguous
+            dim = call.channel_dim % len(x.shape)
         y = x.at(dim, len(self.codes))
-        selected = y if part.members is None else y.index_select(dim, part.members)
-        flat = selected.flatten(dim, dim + 1) if part.groups > 1 else selected
-        spec = CombineSpec(part.bases, get_parametrization("given"), channel_dim=dim)
-        if part.own and not is_scaled and not kernels.support(x.tensor):
-            return Value(_combine_own(selected, coefficients, part, dim), dim)
+        selected = y if call.members is None else y.index_select(dim, call.members)
+        flat = selected.flatten(dim, dim + 1) if call.groups > 1 else selected
+        spec = CombineSpec(call.bases, get_parametrization("given"), channel_dim=dim)
+        if call.own and not is_scaled and not kernels.support(x.tensor):
+            return Value(_combine_own(selected, coefficients, call, dim), dim)
         if is_scaled:
-            combined = apply_scaled(flat, coefficients, self._scale_rows(part), spec)
+            combined = apply_scaled(flat, coefficients, self._scale_rows(call), spec)
         else:
             combined = apply(flat, coefficients, spec)
         return Value(combined.view(selected.shape), dim)
 
-    def _scale_rows(self, part: _Part) -> Tensor:
+    def _scale_rows(self, call: Call) -> Tensor:
         """Return the inner scales of a call."""
         assert self.scales is not None  # noqa: S101
-        rows: Tensor = self.scales().flatten(0, 1)[self.owners[part.rows]]
-        return rows if part.columns is None else rows[:, part.columns]
+        rows: Tensor = self.scales().flatten(0, 1)[self.owners[call.rows]]
+        return call.select(rows)
 
     def feasible_gradient(self, gradient: Tensor) -> Tensor:
         """Restrict a gradient of the raw parameters to directions in which convex and conic coefficients can move.
@@ -500,22 +465,22 @@ _CHEAP = frozenset({"identity", "relu"})
 """Bases that take less time than copying the members that use them."""
 
 
-def _combine_own(x: Tensor, coefficients: Tensor, part: _Part, dim: int) -> Tensor:
+def _combine_own(x: Tensor, coefficients: Tensor, call: Call, dim: int) -> Tensor:
     """Combine the bases of each member alone, of members in dimension `dim`."""
-    if len(part.own) == 1 and part.own[0].function is not None:
-        return part.own[0].function(x)
-    groups, outputs = [own.members for own in part.own], []
-    for own, selected in zip(part.own, split_members(x, dim, groups), strict=True):
+    if len(call.own) == 1 and call.own[0].function is not None:
+        return call.own[0].function(x)
+    groups, outputs = [own.members for own in call.own if own.members is not None], []
+    for own, selected in zip(call.own, split_members(x, dim, groups), strict=True):
         if own.function is not None:  # derivatives of PyTorch's own functions take fewer passes
             outputs.append(own.function(selected))
             continue
-        flat = selected.flatten(dim, dim + 1) if part.groups > 1 else selected
+        flat = selected.flatten(dim, dim + 1) if call.groups > 1 else selected
         spec = CombineSpec(own.bases, get_parametrization("given"), channel_dim=dim)
-        outputs.append(apply(flat, coefficients[own.rows][:, own.columns], spec).view(selected.shape))
+        outputs.append(apply(flat, own.select(coefficients[own.rows]), spec).view(selected.shape))
     return join_members(outputs, dim, groups)
 
 
-def _split_by_bases(site: Site, indices: Sequence[int], part: _Part) -> tuple[_Own, ...]:
+def _split_by_bases(site: Site, indices: Sequence[int], call: Call) -> tuple[Call, ...]:
     """Return the members of a call with like bases; nothing if all are alike, and combine bases."""
     alike: dict[frozenset[str], list[int]] = {}
     for position, k in enumerate(indices):
@@ -529,9 +494,10 @@ def _split_by_bases(site: Site, indices: Sequence[int], part: _Part) -> tuple[_O
             item.parametrization == "fixed" and item.frozen is None and bool((item.raw == 1).all()) for item in used
         )
         function = bases[0].function if is_plain and len(bases) == 1 else None
-        rows = [position * part.groups + group for position in positions for group in range(part.groups)]
-        columns = [part.bases.index(item) for item in bases]
-        own.append(_Own(torch.tensor(positions), bases, torch.tensor(columns), torch.tensor(rows), function))
+        rows = [position * call.groups + group for position in positions for group in range(call.groups)]
+        columns = [call.bases.index(item) for item in bases]
+        at, columns_at, rows_at = (torch.tensor(item) for item in (positions, columns, rows))
+        own.append(Call(bases, call.groups, call.site, call.channel_dim, at, columns_at, rows_at, function=function))
     return tuple(own) if len(own) > 1 or own[0].function is not None else ()
 
 

@@ -21,20 +21,20 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from hullo.bases import Base, get_base
+from hullo.bases import get_base
 from hullo.population import kernels
 from hullo.population.images import ImagesValue
 from hullo.population.kernels.late_gradients import LateGradients
 from hullo.population.rules import Context, arguments
 from hullo.population.rules.convolutions import as_images, convolve_batch, flat_parameter, split_channels, split_images
 from hullo.population.rules.layers import as_rows, multiply
-from hullo.population.sites import Activation
+from hullo.population.sites import Activation, Call
 from hullo.population.trace.graph import SITE
 from hullo.population.values import Value
 
 aten = torch.ops.aten
 LookUp = Callable[[Any], Any]
-Sites = Mapping[int, tuple[tuple[Base, ...], int] | None]
+Sites = Mapping[int, Call]
 _MODULES: dict[Any, type[nn.Module]] = {
     aten.relu.default: nn.ReLU,
     aten.relu6.default: nn.ReLU6,
@@ -61,16 +61,6 @@ _VIEWS = (aten.view.default, aten.reshape.default, aten.transpose.int, aten.perm
 
 
 @dataclass(frozen=True)
-class _Act:
-    """Describe an activation between other operations: its bases, groups of channels, and its site or coefficients."""
-
-    bases: tuple[Base, ...]
-    groups: int = 1
-    site: int | None = None
-    coefficients: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True)
 class Fusion:
     """Hold nodes that are computed together.
 
@@ -89,7 +79,7 @@ class Fusion:
     last: fx.Node
     inner: frozenset[fx.Node]
     compute: Callable[[LookUp, Any, Context], tuple[Value, ...]]
-    act: _Act | None = None
+    act: Call | None = None
     rows: Tensor | None = None
     dropout: fx.Node | None = None
     second: fx.Node | None = None
@@ -98,9 +88,9 @@ class Fusion:
 def find_fusions(graph: fx.Graph, sites: Sites, written: Container[fx.Node]) -> Iterator[Fusion]:
     """Yield the groups of nodes in a graph that one kernel computes.
 
-    `sites` has the bases of the activations at each site and the groups of channels, None if they take several calls;
-    `written` has the nodes whose memory an operation writes to, which are left alone: a group is not computed at the
-    place of each of its nodes.
+    `sites` has the calls of activations by the number of their site, of those that take one call. `written` has the
+    nodes whose memory an operation writes to, which are left alone: a group is not computed at the place of each of
+    its nodes.
     """
     taken: set[fx.Node] = set()
     for find in (_find_pool, _find_norm, _find_linear, _find_sum, _find_layer_norm):
@@ -132,17 +122,16 @@ def _is_inner(node: Any, target: Any) -> bool:
     return _is_image(node) and node.target is target and _only_user(node) is not None
 
 
-def _read_act(node: Any, sites: Sites) -> _Act | None:
+def _read_act(node: Any, sites: Sites) -> Call | None:
     """Return the activation that a node is, if kernels can compute it."""
     if not isinstance(node, fx.Node):
         return None
     if node.target is SITE:
         site: Any = node.args[1]
-        call = sites.get(site)
-        act = None if call is None else _Act(*call, site=site)
+        act = sites.get(site)
     else:
         found = _read_function(node)
-        act = None if found is None else _Act(found.bases, coefficients=tuple(found.raw[0].tolist()))
+        act = None if found is None else Call(found.bases, coefficients=tuple(found.raw[0].tolist()))
     return None if act is None or any(item.formula is None for item in act.bases) else act
 
 
@@ -158,7 +147,7 @@ def _read_function(node: fx.Node) -> Activation | None:
 
 
 def _make(
-    node: fx.Node, inner: list[fx.Node], act: _Act, compute: Callable[..., Any], dropout: fx.Node | None = None
+    node: fx.Node, inner: list[fx.Node], act: Call, compute: Callable[..., Any], dropout: fx.Node | None = None
 ) -> Fusion:
     rows = torch.tensor(act.coefficients, device=node.meta["val"].device)
     return Fusion(node, frozenset(inner) - {node}, compute, act, rows, dropout)
@@ -205,7 +194,7 @@ def _find_pool(pool: fx.Node, sites: Sites) -> Fusion | None:
         inner.append(convolution)
     elif act is None:
         return None
-    act = act or _Act((get_base("identity"),), coefficients=(1.0,))
+    act = act or Call((get_base("identity"),), coefficients=(1.0,))
     inner, last, dropout, flat = [*inner, pool], pool, None, False
     rate, user = 0.0, _only_user(last)
     if user is not None and user.target is aten.dropout.default and user.args[2] and 0 < user.args[1] < 1:

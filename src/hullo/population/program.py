@@ -66,7 +66,7 @@ class Program:
     def __init__(self, graph: Graph, sites: Sequence[Site], activations: Activations) -> None:
         self.graph, self.sites = graph, sites
         self.numbers = {node: i for i, node in enumerate(filter(_has_random_rule, all_nodes(graph.module)))}
-        fusions = find_fusions(graph.module.graph, activations.calls, graph.written)
+        fusions = find_fusions(graph.module.graph, activations.fusable_calls, graph.written)
         self.fusions = {fusion.last: fusion for fusion in fusions}
         self.owner = {node: fusion.last for fusion in self.fusions.values() for node in fusion.inner}
         self.counters = {node for node in graph.module.graph.nodes if self._is_counter(node)}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -105,6 +105,44 @@ class Activation:
             return None
         known = reading.known
         return cls(known.bases, "fixed", torch.tensor(known.rows, dtype=torch.float64))
+
+
+@dataclass(frozen=True)
+class Call:
+    """Describe an activation as kernels compute it: for some members of a site, or a function that all members call.
+
+    Args:
+        bases: the base functions of any of the members.
+        groups: groups of channels, a common multiple of the members' numbers.
+        site: the number of the site; None for a function.
+        channel_dim: the dimension of the channels, where there are several groups.
+        members: the members; None for all.
+        columns: the bases in the table of :class:`hullo.population.activations.Activations`; None for all.
+        rows: rows of the table, one per member and group of channels.
+        coefficients: those of a function that is not in the table.
+        function: what the members compute, if that is one base alone, as it is.
+        own: calls of members with like bases, if these differ; their members, columns and rows are those in this call.
+    """
+
+    bases: tuple[Base, ...]
+    groups: int = 1
+    site: int | None = None
+    channel_dim: int = 1
+    members: Tensor | None = None
+    columns: Tensor | None = None
+    rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    coefficients: tuple[float, ...] = ()
+    function: Callable[[Tensor], Tensor] | None = None
+    own: tuple[Call, ...] = ()
+
+    def select(self, rows: Tensor) -> Tensor:
+        """Return the columns of the bases from rows of the table."""
+        return rows if self.columns is None else rows[:, self.columns]
+
+    def to(self, device: torch.device) -> Call:
+        members, columns = (None if item is None else item.to(device) for item in (self.members, self.columns))
+        own = tuple(item.to(device) for item in self.own)
+        return replace(self, members=members, columns=columns, rows=self.rows.to(device), own=own)
 
 
 @dataclass(frozen=True)

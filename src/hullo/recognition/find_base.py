@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hullo.bases import Base, all_bases, get_base, make_member
-from hullo.recognition.least_squares import express
+from hullo.bases.least_squares import express
 
 _FAR = 1e30  # exponentials are constant beyond
 _NEAR = 2.0**-12

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hullo.bases import Base, get_base, resolve
+from hullo.bases.least_squares import express
 from hullo.recognition.find_base import combination
-from hullo.recognition.least_squares import express
 
 AMBIGUOUS = frozenset({"sigmoid", "hardsigmoid", "softplus", "sin", "arctan", "asinh", "erf"})
 """Functions that often are gates, probabilities, positivity constraints or positional encodings, not activations."""

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hullo.lab.data import RELEASES, ilsvrc2012
+from hullo.lab.data import RELEASES
 from hullo.lab.networks import NETWORKS
-from hullo.lab.spec.recipes import AUGMENTATIONS, OWN_RECIPE, RECIPES
+from hullo.lab.spec.recipes import AUGMENTATIONS, OWN_RECIPE, RECIPES, STREAMED
 from hullo.lab.spec.run_spec import Spec, identify
 
 RATES = st.floats(0, 1e3, allow_subnormal=True)
@@ -150,4 +150,4 @@ def test_invalid_text_is_quoted(text: str) -> None:
 
 def test_valid_names_match_networks_and_data_sets() -> None:
     assert set(NETWORKS) == set(RECIPES)
-    assert {*RELEASES, ilsvrc2012.NAME} == set(AUGMENTATIONS)
+    assert {*RELEASES, *STREAMED} == set(AUGMENTATIONS)

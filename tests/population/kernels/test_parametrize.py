@@ -54,7 +54,9 @@ def build(rows: list[str], widths: list[int]) -> Activations:
     for number, width in enumerate(widths):
         modules = [ActivationSpec.parse(row).module(width) for row in rows]
         sites.append(Site(str(number), [found for module in modules if (found := Activation.of(module))]))
-    return Activations(sites, len(rows), torch.float32).to(DEVICE)
+    made = Activations(sites, len(rows), torch.float32).to(DEVICE)
+    made.slopes = None  # the kernel gets those of PReLU in the table of raw numbers
+    return made
 
 
 def fill(layers: Activations, raw: Tensor) -> None:
@@ -65,7 +67,7 @@ def fill(layers: Activations, raw: Tensor) -> None:
 
 
 def heights(layers: Activations) -> list[int]:
-    return [len(part.rows) for parts in layers._parts for part in parts]
+    return [len(call.rows) for calls in layers.calls for call in calls]
 
 
 def run(layers: Activations, gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -83,7 +85,7 @@ def plain(layers: Activations, gradients: Tensor) -> tuple[Tensor, Tensor, Tenso
     """Return the same by plain operations in float64."""
     layers = copy.deepcopy(layers).double()
     layers.raw = torch.nn.Parameter(layers.raw.detach())
-    kept = layers.coefficients.flatten(0, 1)[layers.order]
+    kept = layers._table_coefficients().flatten(0, 1)[layers.order]
     (pulled,) = torch.autograd.grad(kept, layers.raw, gradients.to(layers.raw))
     return kept.detach(), pulled, layers.feasible_gradient(pulled).detach()
 

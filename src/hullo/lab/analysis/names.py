@@ -20,6 +20,7 @@ DATA = {
     "fashion-mnist-sample": "a sample of Fashion-MNIST",
     "cifar10": "CIFAR-10",
     "ilsvrc2012": "ILSVRC-2012",
+    "imagewoof": "Imagewoof",
 }
 WIDTHS = {
     "lenet5": ((20, 50), (500,)),

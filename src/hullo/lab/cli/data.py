@@ -26,24 +26,25 @@ SourceOption = Annotated[
 
 def _copies(names: list[str] | None, data_dir: Path | None) -> list[Copy]:
     """Return the copies of data sets; without names, of all that can be fetched."""
-    from hullo.lab.data import RELEASES, find, ilsvrc2012
-    from hullo.lab.spec.recipes import AUGMENTATIONS
+    from hullo.lab.data import RELEASES, find
+    from hullo.lab.spec.recipes import AUGMENTATIONS, STREAMED
 
     with report_errors():
         if unknown := [name for name in names or () if name not in AUGMENTATIONS]:
             raise ValueError(f"unknown data set {unknown[0]!r}; available: {', '.join(AUGMENTATIONS)}")
-        return [find(name, data_dir) for name in names or RELEASES if name != ilsvrc2012.NAME]
+        return [find(name, data_dir) for name in names or RELEASES if name not in STREAMED]
 
 
 def _home(names: list[str] | None, data_dir: Path | None, source: Path | None = None) -> Home | None:
-    """Return the home of ilsvrc2012 if it is among the names or no names are given."""
+    """Return the home of the packed data set among the names; that of ilsvrc2012 if no names are given."""
     from hullo.lab.data import data_root, ilsvrc2012
+    from hullo.lab.spec.recipes import STREAMED
 
-    is_selected = not names or ilsvrc2012.NAME in names
+    packed = [name for name in names or STREAMED[:1] if name in STREAMED]
     with report_errors():
-        if source is not None and not is_selected:
-            raise ValueError(f"--source is only for {ilsvrc2012.NAME}; got {', '.join(names or ())}")
-    return ilsvrc2012.Home(data_root(data_dir), source) if is_selected else None
+        if source is not None and not packed:
+            raise ValueError(f"--source is only for {' and '.join(STREAMED)}; got {', '.join(names or ())}")
+    return ilsvrc2012.Home(data_root(data_dir), source, packed[0]) if packed else None
 
 
 @data.command(cls=Command)
@@ -112,7 +113,9 @@ def _state(copy: Copy) -> str:
 
 @data.command(cls=Command)
 def pack(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The data set: ilsvrc2012.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="The data set: ilsvrc2012, or imagewoof, ten classes of it.")
+    ],
     data_dir: DataOption = None,
     source: SourceOption = None,
     partial: Annotated[
@@ -128,11 +131,12 @@ def pack(
     from hullo.lab.data.ilsvrc2012.pack import pack
     from hullo.lab.progress import Progress
     from hullo.lab.signals import unwinding
+    from hullo.lab.spec.recipes import STREAMED
 
     with report_errors():
-        if name != ilsvrc2012.NAME:
-            raise ValueError(f"cannot pack {name!r}; only {ilsvrc2012.NAME} needs packing")
-    home = ilsvrc2012.Home(data_root(data_dir), source)
+        if name not in STREAMED:
+            raise ValueError(f"cannot pack {name!r}; only {' and '.join(STREAMED)} need packing")
+    home = ilsvrc2012.Home(data_root(data_dir), source, name)
     with Progress(console(), quiet=quiet) as progress, report_interruption(home.packed), unwinding():
         packed = pack(home.source, home.packed, progress, partial=partial, workers=workers)
     counts = " and ".join(f"{split.num_images:,} {name}" for name, split in packed.splits.items())

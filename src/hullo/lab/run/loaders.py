@@ -15,7 +15,7 @@ from hullo.lab.data.augment import draw_moves, draw_order
 from hullo.lab.data.release import DataError
 from hullo.lab.distributed import SINGLE_PROCESS, World  # noqa: F401 (in an example)
 from hullo.lab.networks import Task
-from hullo.lab.spec.recipes import Augmentation
+from hullo.lab.spec.recipes import STREAMED, Augmentation
 from hullo.lab.spec.run_spec import Spec
 from hullo.population import AugmentedImages
 from hullo.population.images import scale
@@ -61,10 +61,11 @@ def loader_key(spec: Spec) -> tuple[str, int, str]:
 
 def open_loader(spec: Spec, data_dir: Path | None, device: torch.device) -> Loader:
     """Return the loader of a run."""
-    if spec.data == ilsvrc2012.NAME:
+    if spec.data in STREAMED:
         if spec.val_size:
             raise ValueError(f"val_size={spec.val_size}: {spec.data} has its own validation images; val_size must be 0")
-        return StreamingLoader(ilsvrc2012.Pack.open(ilsvrc2012.Home(data.data_root(data_dir)).packed), device)
+        home = ilsvrc2012.Home(data.data_root(data_dir), name=spec.data)
+        return StreamingLoader(ilsvrc2012.Pack.open(home.packed), device)
     dataset = data.load(spec.data, data_dir, device)
     return InMemoryLoader(
         dataset.split_validation(spec.val_size, seed=0) if spec.val_size else dataset, Augmentation.parse(spec.augment)

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 OPTIMIZERS = ("rmsprop", "sgd", "adam", "adamw")
 PRECISIONS = ("float32", "bfloat16")
 SCHEDULES = ("constant", "cosine", "inverse", "step")
-STREAMED = "ilsvrc2012"
-"""The data set that does not fit into memory and is streamed from disk."""
-AUGMENTATIONS = dict.fromkeys(("fashion-mnist", "cifar10", "fashion-mnist-sample"), "flip,shift:0.1") | {
-    STREAMED: "flip,crop"
-}
+STREAMED = ("ilsvrc2012", "imagewoof")
+"""The data sets that are streamed from a pack on disk: one that does not fit into memory, and ten of its classes."""
+AUGMENTATIONS = dict.fromkeys(("fashion-mnist", "cifar10", "fashion-mnist-sample"), "flip,shift:0.1") | dict.fromkeys(
+    STREAMED, "flip,crop"
+)
 """The data sets of the laboratory and their default augmentation."""
 
 

@@ -108,7 +108,7 @@ class Spec:
         if self.settings is not None:
             return
         augmentation = Augmentation.parse(self.augment or AUGMENTATIONS.get(self.data, "none"))
-        if augmentation.crop != (self.data == STREAMED) or (augmentation.crop and augmentation.shift):
+        if augmentation.crop != (self.data in STREAMED) or (augmentation.crop and augmentation.shift):
             valid = AUGMENTATIONS.get(self.data, "none, or flip,shift:0.1")
             raise ValueError(f"augment={self.augment!r} is not supported with {self.data}; use {valid}")
         if activation.kind == "own" and not self.is_own_network:
@@ -237,7 +237,7 @@ class Spec:
         return replace(
             self,
             activation="own" if self.activation == "own" else "relu",
-            seed=self.seed if self.data == STREAMED else 0,
+            seed=self.seed if self.data in STREAMED else 0,
             lr=0.0,
             weight_decay=0.0,
             coefficient_lr_scale=0.0,

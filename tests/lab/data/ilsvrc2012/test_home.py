@@ -9,6 +9,7 @@ from hullo.lab.data import RELEASES
 from hullo.lab.data.ilsvrc2012 import Home
 from hullo.lab.data.ilsvrc2012.source import SPLITS
 from hullo.lab.data.release import Copy
+from hullo.lab.spec.run_spec import Spec
 
 
 def invoke(*arguments):
@@ -129,3 +130,11 @@ def test_real_images_are_counted_against_the_release(real_source, tmp_path, prog
     counts = {split: len(real_source.images(split)) for split in SPLITS}
     assert lines[1].endswith(f"{counts['train']:,} of 1,281,167 images")
     assert lines[2].endswith(f"{counts['val']:,} of 50,000 images")
+
+
+def test_imagewoof_has_a_pack_of_its_own(tmp_path):
+    home, whole = Home(tmp_path, name="imagewoof"), Home(tmp_path)
+    assert home.packed == tmp_path / "imagewoof" / "packed" != whole.packed
+    assert "hullo data pack imagewoof" in home.explain_fetch()
+    assert home.command.endswith("--partial")
+    assert Spec.default("alexnet", "imagewoof", "relu").augment == Spec.default("alexnet", "ilsvrc2012", "relu").augment

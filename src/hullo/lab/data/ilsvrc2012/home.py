@@ -18,30 +18,34 @@ FILES = ", ".join(f"{file.name} ({file.size / 1e9:.1f} GB, md5 {file.digest})" f
 
 @dataclass(frozen=True)
 class Home:
-    """The pack in a data directory, and the released files there or elsewhere."""
+    """The pack in a data directory, and the released files there or elsewhere; `name` may be that of a part."""
 
     root: Path
     elsewhere: Path | None = None
+    name: str = NAME
 
     @cached_property
     def source(self) -> Source:
-        return Source(self.elsewhere or self.root / NAME)
+        return Source(self.elsewhere or self.root / self.name)
 
     @property
     def packed(self) -> Path:
-        return self.root / NAME / "packed"
+        return self.root / self.name / "packed"
 
     @property
     def command(self) -> str:
         """The command that makes the pack."""
         data = [] if self.root == data_root() else ["--data", str(self.root)]
         source = [] if self.elsewhere is None else ["--source", str(self.elsewhere)]
-        return shlex.join(["hullo", "data", "pack", NAME, *data, *source])
+        part = [] if self.name == NAME else ["--partial"]
+        return shlex.join(["hullo", "data", "pack", self.name, *data, *source, *part])
 
     def explain_fetch(self) -> str:
         """Return instructions for getting the data set."""
+        if self.name != NAME:
+            return f"put the folders train and val of {self.name} into {self.source.folder}, then run: {self.command}"
         return (
-            f"{NAME} can only be downloaded with an account at https://image-net.org; download {FILES} to "
+            f"{self.name} can only be downloaded with an account at https://image-net.org; download {FILES} to "
             f"{self.source.folder}, then run: {self.command}"
         )
 
@@ -53,14 +57,14 @@ class Home:
                 state = "packed" if Pack.open(self.packed).is_complete else "packed in part"
             else:
                 state = "not packed" if self.source.folder.is_dir() else "not fetched"
-        return NAME, "1,281,167 + 50,000 color images of things, 256 x 256", size, state, str(self.packed.parent)
+        return self.name, "1,281,167 + 50,000 color images of things, 256 x 256", size, state, str(self.packed.parent)
 
     def check(self, progress: Progress) -> tuple[bool, list[str]]:
         """Return whether the pack is complete and intact, and lines that describe what was found."""
         with readable(self.packed):
             is_packed = (self.packed / MANIFEST).exists()
         if not is_packed:
-            return False, [f"{NAME} is not packed in {self.packed}", *self._check_source(progress)]
+            return False, [f"{self.name} is not packed in {self.packed}", *self._check_source(progress)]
         pack = Pack.open(self.packed)
         progress.start_step(f"verifying {self.packed}", 0, 1)
         if flaws := pack.find_flaws(progress.update):
@@ -68,7 +72,7 @@ class Home:
         lines = [f"{name} is broken: {why}" for split in pack.splits.values() for name, why in split.broken.items()]
         counts = (f"{split.num_images:,} of {split.num_released:,} {name}" for name, split in pack.splits.items())
         state = "ready" if pack.is_complete else "incomplete, but usable"
-        return pack.is_complete, [*lines, f"{NAME} is {state} in {self.packed}: {' and '.join(counts)} images"]
+        return pack.is_complete, [*lines, f"{self.name} is {state} in {self.packed}: {' and '.join(counts)} images"]
 
     def _check_source(self, progress: Progress) -> list[str]:
         lines, is_complete = [], True
