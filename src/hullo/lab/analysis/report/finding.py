@@ -27,9 +27,13 @@ def finding(experiments: Mapping[str, Experiment]) -> str:
         title = next(iter([*tested, *experiments]))
         return f"{title}: {_of_one(experiments[title], compared[title])}"
     adjusted = holm([found.p for found in tested.values()])
-    gains = {t: tested[t].interval for t, p in zip(tested, adjusted, strict=True) if p <= ALPHA}
+    decided = {title: tested[title] for title, p in zip(tested, adjusted, strict=True) if p <= ALPHA}
     wins, losses = (
-        [f"{title} (by {_size(found)} points)" for title, found in gains.items() if (found.mean > 0) == won]
+        [
+            f"{title} (by {_size(found.interval)} points, {found.row} against {found.other})"
+            for title, found in decided.items()
+            if (found.interval.mean > 0) == won
+        ]
         for won in (True, False)
     )
     even = len(tested) - len(wins) - len(losses)
