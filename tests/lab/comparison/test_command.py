@@ -39,7 +39,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def arguments(folder: Path, minutes: float = 1.0) -> list[str]:
+def arguments(folder: Path, minutes: float = 10.0) -> list[str]:
     options = ["--minutes", str(minutes), "--epochs", "4", "--lr", "0.01", "--seeds", "3", "--candidate", "tanh"]
     return [
         "compare",

@@ -19,7 +19,7 @@ from hullo.lab.spec.records import Records
 X = torch.randn(240, 4, generator=torch.Generator().manual_seed(0))
 LABELS, NUMBERS = (X[:, 0] * X[:, 1] > 0).long(), X[:, :1] * X[:, 1:2]
 FAST: dict[str, Any] = {
-    "minutes": 1.0,
+    "minutes": 10.0,
     "epochs": 2,
     "lr": 1e-2,
     "seeds": 3,
@@ -82,7 +82,7 @@ def test_more_minutes_and_seeds_look_again_at_a_smaller_error_rate(tmp_path: Pat
     labels = torch.randint(2, (240,), generator=torch.Generator().manual_seed(1))
     options = FAST | {"candidates": ["tanh"]}
     first = compare(mlp, (X, labels), output=tmp_path, **options)
-    second = compare(mlp, (X, labels), output=tmp_path, **options | {"minutes": 2.0, "seeds": 5})
+    second = compare(mlp, (X, labels), output=tmp_path, **options | {"minutes": 20.0, "seeds": 5})
     assert first.verdict is not None
     assert second.verdict is not None
     assert (first.verdict.pairs, second.verdict.pairs) == (3, 5)

@@ -89,7 +89,7 @@ def compare(
         >>> from hullo.lab import compare
         >>> x = torch.randn(400, 4)
         >>> result = compare(
-        ...     lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)), (x, x[:, :1].sin()), minutes=0.2,
+        ...     lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)), (x, x[:, :1].sin()), minutes=5,
         ...     candidates=["tanh"], lr=1e-2, epochs=2, seeds=3, output=getfixture("tmp_path"), quiet=True)
         >>> result.rows[0].test_seeds
         3
