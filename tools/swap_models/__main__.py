@@ -36,7 +36,7 @@ from torchvision_models import load
 import hullo
 
 ROOT = Path(__file__).parents[2]
-RESULTS = Path(os.environ.get("HULLO_MODELS", ROOT / "results" / "models.jsonl"))
+RESULTS = ROOT / "results" / "models.jsonl"
 PAGE = ROOT / "docs" / "models.md"
 LIBRARIES = ("torchvision", "timm", "transformers", "diffusers")
 LIMIT = 240  # seconds per model
