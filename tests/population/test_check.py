@@ -53,6 +53,16 @@ def test_random_numbers_alone_are_those_of_the_population() -> None:
     assert report.gradients < 1e-4
 
 
+class Attention(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        mask = torch.ones(x.shape[-2], x.shape[-2], dtype=torch.bool).tril()
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=mask, dropout_p=0.3 if self.training else 0.0)
+
+
+def test_attention_takes_its_dropout_by_name() -> None:
+    assert Population([Attention(), Attention()]).check(torch.randn(2, 3, 2, 5, 4)).outputs < 1e-6
+
+
 class Inner(nn.Module):
     """Apply a function to a layer's output."""
 

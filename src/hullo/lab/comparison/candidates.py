@@ -199,10 +199,10 @@ def _agree(one: nn.Module, two: nn.Module, example: Tensor | None) -> bool:
 
 def _why_alone(candidates: Sequence[Candidate], example: Tensor | None) -> str:
     """Return why a population cannot take networks; an empty string if it can."""
-    if example is None or not candidates:
-        return ""
     try:
         population = Population([item.build(seed, example) for seed, item in enumerate(candidates)])
+        if example is None:  # a step of the user's runs it
+            return ""
         outputs = population.train()(example, in_dims=None)
         outputs.float().square().sum().backward()
         with torch.no_grad():

@@ -110,8 +110,8 @@ def attend(
     query: Value,
     key: Value,
     value: Value,
-    mask: Value | None = None,
-    dropout: float | Tensor = 0.0,
+    attn_mask: Value | None = None,
+    dropout_p: float | Tensor = 0.0,
     is_causal: bool = False,
     *,
     scale: float | None = None,
@@ -122,8 +122,8 @@ def attend(
     q, k, v = (item.at(0, members) for item in (query, key, value))
     if not q.shape[:-3] == k.shape[:-3] == v.shape[:-3]:
         return NotImplemented  # keys or values are broadcast
-    own = None if mask is None else _like_scores(mask, q, members)
-    if rng.is_zero(dropout):
+    own = None if attn_mask is None else _like_scores(attn_mask, q, members)
+    if rng.is_zero(dropout_p):
         if own is not None:
             own = own.expand(*q.shape[:-2], *own.shape[-2:])
         flat = (item if item is None or item.dim() <= 4 else item.flatten(0, -4) for item in (q, k, v, own))
@@ -138,7 +138,7 @@ def attend(
     if own is not None:
         scores = scores.masked_fill(~own, -torch.inf) if own.dtype == torch.bool else scores + own
     wide = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
-    weights = drop(context, Value(aten._safe_softmax(wide, -1).to(scores.dtype), 0), dropout, True)
+    weights = drop(context, Value(aten._safe_softmax(wide, -1).to(scores.dtype), 0), dropout_p, True)
     return Value(weights.tensor @ v, 0)
 
 
