@@ -104,6 +104,15 @@ def test_without_time_the_end_of_the_grid_is_reported() -> None:
     assert choice.at_edge == ["own", "relu"]
 
 
+def test_without_time_for_another_round_the_leader_is_the_challenger() -> None:
+    simulation = Simulation(0, {"hull": 5.0}, diverging=0.0)
+    choice = choose(
+        CANDIDATES, RATES, simulation.train, count_seeds=lambda left, runs: int(left == 3), may_extend=lambda runs: False
+    )
+    assert choice.challenger == "hull"
+    assert {arm.seed for arm in simulation.trained} == {0}
+
+
 def test_runs_that_diverge_count_as_the_worst() -> None:
     scores = {Arm("own", 0.1, 0): Score(3.0, 0.0), Arm("relu", 0.1, 0): Score(math.nan, math.nan)}
     scores |= {Arm("gelu", 0.1, 0): Score(-2.0, 0.0)}

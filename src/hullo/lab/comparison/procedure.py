@@ -108,11 +108,20 @@ class Procedure:
     def _count_seeds(self, rounds_left: int, runs: int) -> int:
         """Return the number of seeds of a round, as the time for choosing allows.
 
-        The first round gets less: later ones can make up for few seeds, but not for a grid that ends too early.
+        The first round gets less: later ones can make up for few seeds, but not for a grid that ends too early. A later
+        round is left out, with 0 seeds, if it would take time that the confirmation needs.
         """
-        is_first = rounds_left == len(decision.halvings(len(self.engine.candidates) - 1))
+        engine = self.engine
+        is_first = rounds_left == len(decision.halvings(len(engine.candidates) - 1))
         seconds = (FIRST_SHARE if is_first else 1.0) * self._seconds_to_choose
-        return self._answer(lambda: count_seeds(seconds, rounds_left, self.engine.predict(runs)))
+
+        def count() -> int:
+            round_seconds = engine.predict(runs)
+            if not is_first and round_seconds + engine.predict(2 * MIN_PAIRS) > engine.clock.left:
+                return 0
+            return count_seeds(seconds, rounds_left, round_seconds)
+
+        return self._answer(count)
 
     @property
     def _seconds_to_choose(self) -> float:
