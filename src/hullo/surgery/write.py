@@ -16,7 +16,7 @@ import types
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeGuard
 
 from torch import nn
 
@@ -142,26 +142,36 @@ def _rewrite(original: types.FunctionType, text: str) -> types.FunctionType:
     return function
 
 
-def _decorated(wrapper: Any, new: dict[types.FunctionType, types.FunctionType]) -> Any:
-    """Return a copy of a decorated function that calls new functions instead of those they take the place of."""
-    if not isinstance(wrapper, types.FunctionType) or new.keys().isdisjoint(functions_in(wrapper)):
-        return wrapper
+def _decorated(
+    wrapper: types.FunctionType,
+    new: dict[types.FunctionType, types.FunctionType],
+    copies: dict[types.FunctionType, types.FunctionType] | None = None,
+) -> types.FunctionType:
+    """Return a copy of a decorated function that calls new functions instead of those they take the place of.
+
+    A decorator may refer to itself, so a copy is noted in `copies` before its closure is filled.
+    """
+
+    def changes(value: object) -> TypeGuard[types.FunctionType]:
+        return isinstance(value, types.FunctionType) and not new.keys().isdisjoint(functions_in(value))
+
+    copies = {} if copies is None else copies
+    if wrapper in copies or not changes(wrapper):
+        return copies.get(wrapper, wrapper)
     made = new.get(wrapper, wrapper)
-    cells = tuple(_cell(cell, new) for cell in made.__closure__ or ())
-    decorated = types.FunctionType(made.__code__, made.__globals__, made.__name__, made.__defaults__, cells)
+    closure = made.__closure__ or ()
+    cells = [types.CellType() if not is_empty(old) and changes(old.cell_contents) else old for old in closure]
+    decorated = types.FunctionType(made.__code__, made.__globals__, made.__name__, made.__defaults__, tuple(cells))
+    copies[wrapper] = decorated
+    for cell, old in zip(cells, closure, strict=True):
+        if cell is not old:
+            cell.cell_contents = _decorated(old.cell_contents, new, copies)
     functools.update_wrapper(decorated, made)
     decorated.__kwdefaults__ = made.__kwdefaults__
     del decorated.__wrapped__  # type: ignore[attr-defined]
     if hasattr(wrapper, "__wrapped__"):
-        decorated.__wrapped__ = _decorated(wrapper.__wrapped__, new)  # type: ignore[attr-defined]
+        decorated.__wrapped__ = _decorated(wrapper.__wrapped__, new, copies)  # type: ignore[attr-defined]
     return decorated
-
-
-def _cell(cell: types.CellType, new: dict[types.FunctionType, types.FunctionType]) -> types.CellType:
-    if is_empty(cell):
-        return cell
-    inner = _decorated(cell.cell_contents, new)
-    return cell if inner is cell.cell_contents else types.CellType(inner)
 
 
 def why_not_rewritten(cls: type, method: Method) -> str:

@@ -107,7 +107,11 @@ def test_without_time_the_end_of_the_grid_is_reported() -> None:
 def test_without_time_for_another_round_the_leader_is_the_challenger() -> None:
     simulation = Simulation(0, {"hull": 5.0}, diverging=0.0)
     choice = choose(
-        CANDIDATES, RATES, simulation.train, count_seeds=lambda left, runs: int(left == 3), may_extend=lambda runs: False
+        CANDIDATES,
+        RATES,
+        simulation.train,
+        count_seeds=lambda left, runs: int(left == 3),
+        may_extend=lambda runs: False,
     )
     assert choice.challenger == "hull"
     assert {arm.seed for arm in simulation.trained} == {0}
