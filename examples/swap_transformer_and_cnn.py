@@ -96,7 +96,7 @@ def main() -> None:
     torch.manual_seed(0)
     models: dict[str, nn.Module] = {"transformer": Transformer(), "CNN": CNN()}
     for (title, model), sample in zip(models.items(), (sequences, gratings), strict=True):
-        hullo.replace_activations(model)
+        hullo.replace_activations(model, example_inputs=sample(8)[0])
         accuracy = train(model, sample, arguments.steps)
         print(f"{title}: {accuracy:.1%} accuracy on new data\n{hullo.summary(model)}\n")
     draw(models, arguments.path)

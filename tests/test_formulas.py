@@ -210,7 +210,11 @@ def test_function_that_fails_is_named_and_not_compared_with_activations() -> Non
             raise OverflowError("too large")
         return x / (1 + x.abs()).sqrt()
 
+    class Own(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.where(x > 0, x, 0.7 * x.expm1())
+
     hullo.add_base("limited", limited)
     with pytest.warns(UserWarning, match="'limited' raised OverflowError: too large"):
-        swapped = hullo.replace_activations(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ELU(0.7)))
+        swapped = hullo.replace_activations(torch.nn.Sequential(torch.nn.Linear(4, 4), Own()), example_inputs=torch.randn(2, 4))
     assert hullo.identify(swapped[1]).name == "elu(0.7)"
