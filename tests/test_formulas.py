@@ -216,5 +216,7 @@ def test_function_that_fails_is_named_and_not_compared_with_activations() -> Non
 
     hullo.add_base("limited", limited)
     with pytest.warns(UserWarning, match="'limited' raised OverflowError: too large"):
-        swapped = hullo.replace_activations(torch.nn.Sequential(torch.nn.Linear(4, 4), Own()), example_inputs=torch.randn(2, 4))
+        swapped = hullo.replace_activations(
+            torch.nn.Sequential(torch.nn.Linear(4, 4), Own()), example_inputs=torch.randn(2, 4)
+        )
     assert hullo.identify(swapped[1]).name == "elu(0.7)"

@@ -42,7 +42,6 @@ class Procedure:
     seeds: int | None
     split: str
     notes: list[str]
-    power: float | None = None
     _answered: int = 0
 
     def run(self) -> Result:
@@ -73,7 +72,7 @@ class Procedure:
             verdict=verdict,
             store=store,
             example=engine.example,
-            power=self.power,
+            power=store.state.get("power"),
             costs=self._measure_costs(choice) if verdict is not None else [],
             needed=self._seconds_to_decide(plan, verdict),
             notes=self.notes,
@@ -166,9 +165,10 @@ class Procedure:
         """Print the power of the confirmation, before it starts."""
         likely = ""
         if (deviation := choice.deviation(ORIGINAL)) is not None:
-            self.power = decision.detectable(deviation, pairs, look)
+            power = decision.detectable(deviation, pairs, look)
+            self.engine.store.update(power=power)
             unit = f" {self.engine.task.metric.unit}".rstrip()
-            likely = f"; a gain of {self.power:.3g}{unit} is found with a probability of 80 %"
+            likely = f"; a gain of {power:.3g}{unit} is found with a probability of 80 %"
         words = f"confirmation of {choice.challenger} on {pairs} fresh seeds, look {look}"
         self.engine.progress.note(f"{words}{likely}")
 

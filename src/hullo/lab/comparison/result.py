@@ -20,19 +20,35 @@ from hullo.lab.comparison.plan import Plan
 from hullo.lab.comparison.store import Store
 from hullo.lab.comparison.task import Metric
 
-COLUMNS = ("candidate", "lr", "role", "validation", "validation_seeds", "test", "test_seeds", "diverged", "trained")
+COLUMNS = (
+    "candidate",
+    "lr",
+    "role",
+    "validation",
+    "change",
+    "validation_seeds",
+    "test",
+    "test_seeds",
+    "diverged",
+    "trained",
+)
 CONFIRMED, EXPLORED = "confirmed", "exploratory"
 
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table: the means of a candidate's runs at its learning rate."""
+    """A line of the table: the means of a candidate's runs at its learning rate.
+
+    Means over unlike numbers of seeds do not compare; `change` is the mean difference from the network as it is, on
+    validation data and the same seeds.
+    """
 
     candidate: str
     label: str
     lr: float
     role: str
     validation: float
+    change: float
     validation_seeds: int
     test: float
     test_seeds: int
@@ -89,9 +105,9 @@ class Result:
 
     @property
     def rows(self) -> list[Row]:
-        """Return the lines of the table, the best on validation data first."""
+        """Return the lines of the table, those that stayed longest first, then the best on validation data."""
         rows = [self._row(item) for item in self.candidates if item.name in self.choice.rates]
-        return sorted(rows, key=lambda row: -self.metric.sign * row.validation)
+        return sorted(rows, key=lambda row: (-row.validation_seeds, -self.metric.sign * row.change))
 
     def _row(self, item: Candidate) -> Row:
         sign, lr = self.metric.sign, self.choice.rates[item.name]
@@ -100,13 +116,14 @@ class Result:
         scores = {arm: score for arm in own if (score := self.store.score(arm)) is not None}
         worst = worst_of(score.test for arm in self.store.records if (score := self.store.score(arm)))
         tested = [fill(s.test, worst) for arm, s in scores.items() if (arm.seed >= FRESH) == is_confirmed]
-        validation = self.choice.values(item.name)
+        validation, original = self.choice.values(item.name), self.choice.values(ORIGINAL)
         return Row(
             item.name,
             item.label,
             lr,
             CONFIRMED if is_confirmed else EXPLORED,
             sign * mean(validation.values()),
+            sign * mean(value - original[seed] for seed, value in validation.items()),
             len(validation),
             sign * mean(tested) if tested else math.nan,
             len(tested),
@@ -184,14 +201,22 @@ class Result:
             f"data: {self.split}",
             f"every run: {self.plan.epochs} epochs, at the best of the learning rates {rates} for each candidate",
         ]
-        lines = [("candidate", "lr", "validation", "test", "seeds", "")]
+        lines = [("candidate", "lr", "validation", "change", "test", "seeds", "")]
         for row in self.rows:
             notes = [row.role, *([f"{row.diverged} diverged"] if row.diverged else [])]
             notes += ["best rate at the end of the grid"] if row.candidate in self.choice.at_edge else []
             notes += ["trained one by one"] if row.trained == "one by one" else []
             seeds = f"{row.validation_seeds} + {row.test_seeds}" if row.role == CONFIRMED else f"{row.validation_seeds}"
             lines.append(
-                (row.label, f"{row.lr:g}", _digits(row.validation), _digits(row.test), seeds, ", ".join(notes))
+                (
+                    row.label,
+                    f"{row.lr:g}",
+                    _digits(row.validation),
+                    "" if row.candidate == ORIGINAL else f"{'-' if row.change < 0 else '+'}{_digits(abs(row.change))}",
+                    _digits(row.test),
+                    seeds,
+                    ", ".join(notes),
+                )
             )
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         table = [
