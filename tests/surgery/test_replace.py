@@ -520,3 +520,28 @@ def test_forward_under_no_grad_and_with_decorators_is_replaced() -> None:
     hullo.replace_activations(model, example_inputs=x)
     assert sorted(hullo.summary(model).hulls) == ["gelu_1", "tanh_1"]
     torch.testing.assert_close(model(x), expected)
+
+
+def test_decorator_that_refers_to_itself_is_kept() -> None:
+    def counted(function: Any) -> Any:
+        def wrapper(*args: Any) -> Any:
+            wrapper.calls += 1  # type: ignore[attr-defined]
+            return function(*args)
+
+        wrapper.calls = 0  # type: ignore[attr-defined]
+        return wrapper
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        @counted
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.relu(self.linear(x))
+
+    model = hullo.replace_activations(Net(), example_inputs=torch.randn(2, 4))
+    assert isinstance(model.relu_1, hullo.AffineHull)
+    before = type(model).forward.calls
+    model(torch.randn(2, 4))
+    assert type(model).forward.calls == before + 1
