@@ -1,4 +1,4 @@
-"""What all benchmarks share: contenders that take turns, quantiles, peak memory, rows with their environment."""
+"""The harness of all benchmarks: contenders that take turns, quantiles, peak memory, rows with their environment."""
 
 from __future__ import annotations
 

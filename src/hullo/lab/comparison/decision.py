@@ -34,7 +34,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Score:
-    """What a run reached after the epoch that was best on validation data; higher is better, NaN if it diverged."""
+    """The scores of a run after the epoch that was best on validation data; higher is better, NaN if it diverged."""
 
     val: float
     test: float
@@ -183,7 +183,7 @@ def count_runs(candidates: int, rates: int) -> int:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the confirmation shows: the gain of the challenger over the original on fresh seeds and the test data.
+    """The result of the confirmation: the gain of the challenger over the original on fresh seeds and the test data.
 
     Args:
         kind: "wins", "keep" (the original), or "undecided".

@@ -51,7 +51,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is trained: the number of epochs, the learning rates, and the networks at once."""
+    """The plan of a comparison: the number of epochs, the learning rates, and the networks at once."""
 
     epochs: int
     rates: tuple[float, ...]
