@@ -210,7 +210,7 @@ def test_module_with_two_names_is_restored(inputs: Tensor | None) -> None:
 
 
 class Lightning(nn.Module):
-    """What lightning.LightningModule does with checkpoints, without the package."""
+    """The checkpoints of lightning.LightningModule, without the package."""
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         pass

@@ -97,8 +97,8 @@ def choose(
         candidates: their names; the first is the original, which is never dropped.
         rates: the grid of learning rates.
         train: trains runs, with a description of the round, and returns their scores.
-        count_seeds: number of seeds that a round adds, given how many rounds are left and its runs for each seed; 0
-            ends the choice after the first round or a later one.
+        count_seeds: number of seeds that a round adds, given how many rounds are left and its runs for each seed. A
+            round after the first may add none.
         may_extend: whether there is time for a number of runs to extend the grid.
 
     >>> quality = {"own": 0.0, "relu": 0.1, "gelu": 0.5}
@@ -130,14 +130,11 @@ def choose(
     choice.at_edge = [name for name in candidates if choice.rates[name] in ends]
     for number, size in enumerate(sizes, 1):
         challengers.sort(key=lambda name: mean(choice.values(name).values()), reverse=True)
-        count = count_seeds(len(sizes) - number, 1 + size)
-        if not count:
-            break
         challengers = challengers[:size]
-        seeds = range(seeds.stop, seeds.stop + count)
+        seeds = range(seeds.stop, seeds.stop + count_seeds(len(sizes) - number, 1 + size))
         words = f"round {1 + number} of {1 + len(sizes)}"
         run([(name, choice.rates[name]) for name in (original, *challengers)], seeds, words)
-    choice.challenger = challengers[0]
+    (choice.challenger,) = challengers
     return choice
 
 
