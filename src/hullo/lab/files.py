@@ -7,13 +7,11 @@ import glob
 import itertools
 import os
 import platform
-import stat
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from io import BufferedReader, BufferedWriter
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Literal
+from typing import TYPE_CHECKING, BinaryIO
 
 from filelock import FileLock, Timeout
 
@@ -26,24 +24,10 @@ POLL = 0.2
 """Seconds between two attempts to take a lock; signals are checked in between."""
 
 
-def open_regular(path: Path) -> BufferedReader:
-    """Open a regular file for reading, following links; raise an OSError for a pipe, a device or a directory."""
-    check_regular(path.stat(), path)  # first: opening a pipe may block, and opening a device may have side effects
-    return path.open("rb")
-
-
-def open_output(path: Path, mode: Literal["wb", "ab"] = "wb") -> BufferedWriter:
-    """Open a file for writing; raise an OSError if the path exists and is not a regular file."""
-    with suppress(FileNotFoundError):
-        check_regular(path.stat(), path)
-    return path.open(mode)
-
-
 def read_safetensors(path: Path, *, tensors: bool = True) -> tuple[dict[str, str], dict[str, Tensor]]:
     """Return the metadata of a file and, if requested, its tensors; other errors are those of safetensors."""
     from safetensors import safe_open
 
-    check_regular(os.stat(path), path)
     with safe_open(path, "pt") as file:
         names = file.keys() if tensors else ()
         return file.metadata() or {}, {name: file.get_tensor(name) for name in names}
@@ -60,21 +44,13 @@ def checksum(tensors: Mapping[str, Tensor], text: str = "") -> str:
     return str(value)
 
 
-def check_regular(status: os.stat_result, path: Path) -> None:
-    """Raise an OSError if the stat result of a path is not that of a regular file."""
-    if stat.S_ISDIR(status.st_mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-
-
 @contextmanager
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces `path` once all of it is on the disk.
 
-    A link stays a link: the file that it leads to is replaced. A path that exists and is not a regular file is a
-    ValueError. Two processes can write the same file. On any error, including Ctrl-C, the temporary file is deleted and
-    `path` is unchanged; the next write deletes what a killed process left.
+    A link stays a link: the file that it leads to is replaced. A directory is a ValueError. Two processes can write the
+    same file. On any error, including Ctrl-C, the temporary file is deleted and `path` is unchanged; the next write
+    deletes what a killed process left.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -83,12 +59,14 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     ...     Path(folder, "letters").read_bytes(), len(os.listdir(folder))
     (b'abc', 1)
     """
-    path = _resolve_output(path)
+    if path.is_dir():
+        raise ValueError(f"cannot write {path}: {os.strerror(errno.EISDIR)}; give the path of a file")
+    path = path.resolve()
     part = path.with_name(f".{path.name}.{_HOST}-{os.getpid()}.part")
     with unwinding():
         _remove_parts(path)
         try:
-            with open_output(part) as file:
+            with part.open("wb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -125,17 +103,6 @@ def _is_running(process: int) -> bool:
     return True
 
 
-def _resolve_output(path: Path) -> Path:
-    """Return the file that a path leads to; raise a ValueError if it exists and is not a regular file."""
-    try:
-        check_regular(path.stat(), path)
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise ValueError(f"cannot write {path}: {error.strerror}; give the path of a file") from error
-    return path.resolve()
-
-
 @contextmanager
 def locked(path: Path, on_wait: Callable[[int], None] = lambda _: None) -> Iterator[None]:
     """Hold the lock file at `path`; the lock of a killed process is released.
@@ -158,28 +125,22 @@ def locked(path: Path, on_wait: Callable[[int], None] = lambda _: None) -> Itera
         lock.release()
 
 
-def what_to_do(error: OSError, remedy: str) -> str:
+def add_disk_full_hint(error: OSError, remedy: str) -> str:
     """Return the remedy for an error of writing; if the disk is full, advise first to free disk space."""
     return f"free disk space, or {remedy}" if error.errno in (errno.ENOSPC, errno.EDQUOT) else remedy
 
 
-def check_appendable(path: Path) -> None:
-    """Raise a ValueError if a file exists and cannot be appended to."""
-    try:
-        if path.exists():
-            open_output(path, "ab").close()
-    except OSError as error:
-        raise ValueError(f"cannot write to {path}: {error.strerror}; choose another directory") from error
+def check_writable(path: Path) -> None:
+    """Raise a ValueError if a file or directory cannot be written."""
+    if not os.access(path, os.W_OK | (os.X_OK if path.is_dir() else 0)):
+        raise ValueError(f"cannot write to {path}: Permission denied; choose another directory")
 
 
 def make_directory(path: Path) -> None:
     """Create a directory if it is missing; raise a ValueError if it cannot be created or written."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        reason = "" if os.access(path, os.W_OK | os.X_OK) else "Permission denied"
-    except FileExistsError:
-        reason = "a file of that name exists"
     except OSError as error:
-        reason = error.strerror or str(error)
-    if reason:
-        raise ValueError(f"cannot write to {path}: {reason}; choose another directory")
+        reason = "a file of that name exists" if isinstance(error, FileExistsError) else error.strerror
+        raise ValueError(f"cannot write to {path}: {reason}; choose another directory") from error
+    check_writable(path)

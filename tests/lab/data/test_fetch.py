@@ -238,7 +238,7 @@ def test_full_disk_is_a_clear_error(packed, monkeypatch, code, remedy):
     def full(*_):
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(fetching, "open_output", full)
+    monkeypatch.setattr(type(packed.root), "open", full)
     with pytest.raises(DataError, match=rf"cannot write {packed.root}: {os.strerror(code)}; {remedy}"):
         bring(packed)
 

@@ -25,7 +25,7 @@ from tiny_command import COLUMN, ROWS, Command, results
 from typer.testing import CliRunner
 
 from hullo.lab.cli import app
-from hullo.lab.run.cluster import RayRunner, _make_marker, _train, choose_gpus
+from hullo.lab.run.cluster import RayRunner, _train, choose_gpus
 from hullo.lab.run.queue import RunQueue
 from hullo.lab.run.training import Training
 from hullo.lab.spec.records import Record, Records
@@ -188,9 +188,9 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RayRunner:
     return RayRunner(RunQueue(specs, tmp_path))
 
 
-def work(cluster: RayRunner, mark: str) -> list[Record] | None:
+def work(cluster: RayRunner, marker: str) -> list[Record] | None:
     (population,) = cluster.queue.populations()
-    begins, ends = _train(cluster, population, mark)
+    begins, ends = _train(cluster, population, marker)
     assert begins == (socket.gethostname(), None)
     return ends[1]
 
@@ -198,24 +198,22 @@ def work(cluster: RayRunner, mark: str) -> list[Record] | None:
 def test_finished_but_unrecorded_population_is_not_trained_again(
     cluster: RayRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mark = _make_marker(cluster.queue.output)
-    records = work(cluster, mark)
+    records = work(cluster, str(cluster.queue.output))
     monkeypatch.setattr(Training, "_take_step", None)
-    assert work(cluster, mark) == records
+    assert work(cluster, str(cluster.queue.output)) == records
 
 
 def test_task_finished_by_another_process_returns_no_records(cluster: RayRunner) -> None:
     (population,) = cluster.queue.populations()
-    mark = _make_marker(cluster.queue.output)
-    records = work(cluster, mark)
+    records = work(cluster, str(cluster.queue.output))
     assert records
     cluster.queue.commit(population, records)
-    assert [given for _, given in _train(cluster, population, mark)] == [None, []]
+    assert [given for _, given in _train(cluster, population, str(cluster.queue.output))] == [None, []]
 
 
 def test_unshared_directory_is_rejected(cluster: RayRunner) -> None:
     with pytest.raises(ValueError, match=f"{cluster.queue.output} is not the driver's output directory"):
-        work(cluster, "a mark that another directory bears")
+        work(cluster, "/a/file/of/the/driver")
 
 
 def test_missing_ray_is_one_line_with_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,7 +138,7 @@ def test_truncated_bytes_are_counted_until_removed(records: Records) -> None:
         (RECORD.line().replace(b'"version":3', b'"version":7'), "version: 7"),
         (RECORD.line().replace(b'"version":3', b'"version":true'), "version: True"),
         (b"{}\n", "version: None"),
-        (b'{"version":3,"id":"x"}\n', "spec: missing"),
+        (b'{"version":3,"id":"x"}\n', "spec.network: missing"),
         (b"nonsense\n", "invalid JSON"),
         (b"12\n", "version: None"),
         (replace(RECORD, seconds=2.5).line(), "spec: line 1 has another record"),

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import csv
-import io
 import math
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -15,7 +13,7 @@ from rich import box
 from rich.table import Table
 
 from hullo.lab.bench.cases import Case, label
-from hullo.lab.files import check_regular, make_directory, open_regular
+from hullo.lab.files import make_directory
 from hullo.lab.spec.environment import Environment
 
 if TYPE_CHECKING:
@@ -80,8 +78,6 @@ class RowFile:
 
     def __init__(self, path: Path) -> None:
         make_directory(path.parent)
-        with suppress(FileNotFoundError):
-            check_regular(path.stat(), path)
         self._file = path.open("w", newline="")
         self._writer = csv.DictWriter(self._file, COLUMNS, lineterminator="\n")
         self._writer.writeheader()
@@ -99,7 +95,7 @@ class RowFile:
 
 def read_rows(path: Path) -> list[Row]:
     """Read the rows of a file; raise a ValueError if a column of :class:`Row` is missing."""
-    with io.TextIOWrapper(open_regular(path), "utf-8", newline="") as file:
+    with path.open(encoding="utf-8", newline="") as file:
         reader = csv.DictReader(file)
         missing = set(COLUMNS) - set(reader.fieldnames or ())
         if missing:

@@ -191,7 +191,7 @@ def report_warnings() -> Iterator[None]:
 @contextlib.contextmanager
 def report_write_errors(output: Path, remedy: str = "choose another path") -> Iterator[None]:
     """Turn an OSError while files are written into one line that ends with the `remedy`, and exit code 1."""
-    from hullo.lab.files import what_to_do
+    from hullo.lab.files import add_disk_full_hint
 
     with report_errors():
         try:
@@ -200,7 +200,7 @@ def report_write_errors(output: Path, remedy: str = "choose another path") -> It
             raise
         except OSError as error:
             path = os.fsdecode(error.filename or output)
-            raise RunError(f"cannot write {path}: {error.strerror}; {what_to_do(error, remedy)}") from error
+            raise RunError(f"cannot write {path}: {error.strerror}; {add_disk_full_hint(error, remedy)}") from error
 
 
 def record_paths(records: list[Path] | None) -> list[Path]:

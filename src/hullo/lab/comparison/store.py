@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from hullo.lab.comparison.decision import Arm, Score
-from hullo.lab.files import atomic_write, make_directory, open_regular
+from hullo.lab.files import atomic_write, make_directory
 from hullo.lab.spec.records import Record, Records
 from hullo.lab.spec.run_spec import Spec
 
@@ -37,7 +37,7 @@ class Store:
         make_directory(self.folder)
         path = self.folder / STATE
         if path.exists():
-            with open_regular(path) as file:
+            with path.open("rb") as file:
                 try:
                     self.state = json.load(file)
                 except ValueError as error:

@@ -12,7 +12,7 @@ from urllib.request import Request, urlopen
 from rich.console import Console
 
 from hullo.lab.data.release import Copy, DataError, File
-from hullo.lab.files import locked, make_directory, open_output, open_regular, what_to_do
+from hullo.lab.files import add_disk_full_hint, locked, make_directory
 from hullo.lab.progress import Progress
 
 TIMEOUT = 30
@@ -38,7 +38,7 @@ def fetch(copy: Copy, console: Console, *, quiet: bool = False) -> None:
     except OSError as error:
         raise DataError(
             f"cannot write {error.filename or copy.root}: {error.strerror}; "
-            f"{what_to_do(error, 'choose another directory with --data')}"
+            f"{add_disk_full_hint(error, 'choose another directory with --data')}"
         ) from error
 
 
@@ -94,7 +94,7 @@ def _download_part(url: str, part: Path, size: int, on_progress: Callable[[float
 
 
 def _append(response: HTTPResponse, part: Path, start: int, size: int, on_progress: Callable[[float], None]) -> str:
-    with open_output(part, "ab") as out:
+    with part.open("ab") as out:
         out.seek(start)
         out.truncate()
         while out.tell() <= size:
@@ -116,14 +116,14 @@ def _size(part: Path) -> int:
 def _unpack(copy: Copy, files: list[File], archive: Path, on_progress: Callable[[float], None]) -> None:
     """Extract the given files from an archive, and nothing else."""
     wanted = {f"{copy.release.folder}/{file.name}": file for file in files}
-    with open_regular(archive) as packed, tarfile.open(fileobj=packed, mode="r|*") as tar:
+    with tarfile.open(archive, "r|*") as tar:
         for member in tar:
             source = tar.extractfile(member) if member.name in wanted and member.isreg() else None
             if source is None:
                 continue
             file = wanted.pop(member.name)
             part = copy.folder / f"{file.name}.part"
-            with open_output(part) as out:
+            with part.open("wb") as out:
                 while out.tell() <= file.size and (chunk := source.read(1 << 20)):
                     out.write(chunk)
             _verify(copy, file, part).replace(copy.folder / file.name)

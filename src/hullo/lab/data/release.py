@@ -11,7 +11,6 @@ from pathlib import Path
 
 from hullo.lab.data.dataset import Dataset
 from hullo.lab.errors import RunError
-from hullo.lab.files import open_regular
 
 
 class DataError(RunError):
@@ -30,7 +29,7 @@ class File:
     def read(self, path: Path, remedy: str) -> bytes:
         """Return the content of `path` if its digest is right; else raise a DataError that ends with the `remedy`."""
         try:
-            with open_regular(path) as file:
+            with path.open("rb") as file:
                 content = file.read(self.size)
                 digest = hashlib.new(self.algorithm, content, usedforsecurity=False)
                 while more := file.read(2**20):

@@ -67,14 +67,14 @@ class Checkpoints:
     def restore(self, training: Training, specs: tuple[Spec, ...] | None = None) -> dict[str, Tensor]:
         """Load the checkpoint of a training, or of other `specs`, if there is one; return the state of chosen epochs.
 
-        Raises a ValueError, and changes nothing, if the checkpoint does not fit.
+        Raises a ValueError if the checkpoint does not fit; the training cannot be used then.
         """
         path = self._path(specs or training.specs)
         if not path.exists():
             return {}
         read_members(path)
         before, state = read_checkpoint(path)
-        if before.get("checksum", "") not in ("", checksum(state)):
+        if before.get("checksum") != checksum(state):
             raise ValueError(f"{path} is damaged: its tensors are not those that were saved; {REMEDY}")
         if before.get("data") != (now := _describe(training.loader)):
             raise ValueError(
@@ -83,8 +83,9 @@ class Checkpoints:
         chosen = {name.removeprefix(CHOSEN): state.pop(name) for name in list(state) if name.startswith(CHOSEN)}
         try:
             training.load_state_dict(state)
-        except ValueError as error:
-            raise ValueError(f"{path} does not fit its runs: {error}; {REMEDY}") from error
+        except (KeyError, ValueError, RuntimeError) as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(f"{path} does not fit its runs: {reason}; {REMEDY}") from error
         return chosen
 
     def delete(self, specs: tuple[Spec, ...]) -> None:

@@ -11,20 +11,19 @@ import os
 import platform
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 from secrets import token_hex
+from tempfile import NamedTemporaryFile
 from typing import Any
-from uuid import uuid4
 
 from rich.console import Console
 
 from hullo._compat import is_out_of_memory
 from hullo.lab.errors import RunError
-from hullo.lab.files import open_regular
 from hullo.lab.progress import Progress
 from hullo.lab.run.loaders import loader_key, open_loader
 from hullo.lab.run.local import LocalRunner, describe_accuracies
@@ -50,9 +49,6 @@ TIMEOUT_ENV = {
     "RAY_py_gcs_connect_timeout_s": f"{TIMEOUT:g}",
 }
 """Environment variables that limit Ray's connection attempts, which otherwise take a quarter of an hour."""
-
-MARKER = ".mark"
-"""The file that shows on another machine that this is the same output directory."""
 
 
 @contextmanager
@@ -152,12 +148,13 @@ class RayRunner:
 
         If a population fails, the others are finished first; then a RunError is raised.
         """
-        tasks = _Tasks(self, progress)
-        try:
-            while tasks.submit():
-                tasks.wait()
-        finally:
-            tasks.stop()
+        with NamedTemporaryFile(dir=self.queue.output, prefix=".") as marker:  # tasks look for it
+            tasks = _Tasks(self, progress, marker.name)
+            try:
+                while tasks.submit():
+                    tasks.wait()
+            finally:
+                tasks.stop()
         if tasks.failed:
             raise RunError("; ".join(dict.fromkeys(tasks.failed.values())))
         return self.queue.results()
@@ -166,10 +163,10 @@ class RayRunner:
 class _Tasks:
     """The running tasks of a RayRunner, and the populations that failed."""
 
-    def __init__(self, runner: RayRunner, progress: Progress) -> None:
+    def __init__(self, runner: RayRunner, progress: Progress, marker: str) -> None:
         self.ray, self.runner, self.progress = _ray(), runner, progress
         self.task = self.ray.remote(num_cpus=1, num_gpus=runner.gpus, max_retries=RETRIES)(_train)
-        self.marker = _make_marker(runner.queue.output)
+        self.marker = marker
         self.running: dict[Any, Members] = {}
         self.failed: dict[Members, str] = {}
         self.finished = 0
@@ -238,7 +235,7 @@ def _train(runner: RayRunner, population: Members, marker: str) -> Iterator[tupl
     node, spec, output = platform.node(), population[0], runner.queue.output
     yield node, None
     try:
-        if not (output / MARKER).is_file() or _read_marker(output) != marker:
+        if not Path(marker).exists():
             raise ValueError(f"{output} is not the driver's output directory; share it between all machines")
         if runner.sources and spec.column not in (named := [source.open() for source in runner.sources]):
             raise ValueError(
@@ -258,15 +255,3 @@ def _train(runner: RayRunner, population: Members, marker: str) -> Iterator[tupl
     except (ValueError, OSError) as error:
         raise ValueError(f"on {node}: {error}") from error
     yield node, records
-
-
-def _make_marker(output: Path) -> str:
-    """Write the marker file of an output directory unless it exists, and return its content."""
-    with suppress(FileExistsError), (output / MARKER).open("x") as file:
-        file.write(uuid4().hex)
-    return _read_marker(output)
-
-
-def _read_marker(output: Path) -> str:
-    with open_regular(output / MARKER) as file:
-        return file.read(100).decode(errors="replace")

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from hullo.lab.errors import RunError
-from hullo.lab.files import check_appendable, make_directory, remove
+from hullo.lab.files import check_writable, make_directory, remove
 from hullo.lab.run.checkpoints import Checkpoints
 from hullo.lab.spec.records import Record, Records
 from hullo.lab.spec.run_spec import Spec, identify
@@ -65,7 +65,8 @@ class RunQueue:
         if not self.populations():
             return
         make_directory(self.output)
-        check_appendable(self.records.path)
+        if self.records.path.exists():
+            check_writable(self.records.path)
         kept = (self.finished.folder, self.output / "weights") if self.weights else ()
         for folder in (self.checkpoints.folder, *kept):
             if folder.exists():  # others are made in the output directory

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -169,58 +169,6 @@ class Training(Loop):
         state = super().state_dict()
         del state["population.activations.fingerprints"]  # a checkpoint has the specs
         return state
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Load the state of a training of the same specs; raise a ValueError and change nothing if it does not fit."""
-        self._check_state(state)
-        super().load_state_dict(state)
-
-    def _check_state(self, state: Mapping[str, Tensor]) -> None:
-        """Raise a ValueError that names the first tensor that does not fit this training."""
-        states = [
-            {name: tensor for name, tensor in items.items() if not name.startswith("curves.")}
-            for items in (self.state_dict(), state)
-        ]
-        _check_alike(*(self._with_stacked_buffers(*pair) for pair in (states, states[::-1])))
-        epochs, (epoch, step, seconds) = self.specs[0].epochs, state["position"].tolist()
-        steps = self.steps if epoch < epochs else 0
-        if epoch not in range(epochs + 1) or step not in range(steps + 1) or not 0 <= seconds < math.inf:
-            position = f"epoch {epoch:g}, step {step:g} after {seconds:g} seconds"
-            raise ValueError(f"position: {position}; must be an epoch from 0 to {epochs} and a step from 0 to {steps}")
-        updates = int(epoch) * self.steps + int(step)
-        if state["optimizer.updates"] != updates:
-            raise ValueError(f"optimizer.updates: {state['optimizer.updates']}; must be {updates} at this position")
-        curves = self._new_curves(int(epoch)) if epoch else {}
-        _check_alike(
-            {f"curves.{name}": curve for name, curve in curves.items()},
-            {name: tensor for name, tensor in state.items() if name.startswith("curves.")},
-        )
-
-    def _with_stacked_buffers(self, state: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return a state with a buffer of each member where it has one for all, and another state one for each."""
-        found = dict(state)
-        for name, tensor in state.items():
-            stacked = name.replace("population.shared.", "population.stacked.", 1)
-            if stacked != name and stacked in other:
-                found[stacked] = found.pop(name).expand(len(self.specs), *tensor.shape)
-        return found
-
-    def _new_curves(self, epochs: int) -> dict[str, Tensor]:
-        """Return uninitialized curves of the given number of epochs."""
-        losses, topk = self.total.new_empty(epochs, len(self.specs)), len(self.loader.topk)
-        curves = {f"{name}_loss": losses for name in ("train", *self.loader.eval_sizes)}
-        curves |= {f"{name}_accuracy": losses.unsqueeze(-1).expand(-1, -1, topk) for name in self.loader.eval_sizes}
-        return curves | {"finite": losses.bool(), "coefficients": self.start.expand(epochs, *self.start.shape)}
-
-
-def _check_alike(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
-    """Raise a ValueError that names a tensor in which two states differ: by name, shape or dtype."""
-    if names := sorted(own.keys() ^ given.keys()):
-        raise ValueError(f"{names[0]}: {'missing' if names[0] in own else 'unknown'}")
-    for name, tensor in own.items():
-        kinds = [f"{t.dtype} of shape {tuple(t.shape)}".removeprefix("torch.") for t in (given[name], tensor)]
-        if kinds[0] != kinds[1]:
-            raise ValueError(f"{name}: {kinds[0]}; must be {kinds[1]}")
 
 
 def _optimizer(population: Population, specs: Sequence[Spec], steps: int, world: World) -> Optimizer:

@@ -8,8 +8,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from hullo.lab.files import read_safetensors
+from hullo.lab.spec import schema
 from hullo.lab.spec.run_spec import Spec, identify
-from hullo.lab.spec.schema import List, Text, read_json
 
 VERSION = "5"
 REMEDY = "delete it to train its runs from the start"
@@ -37,8 +37,8 @@ def read_members(path: Path) -> tuple[Spec, ...]:
             f"runs with the hullo that wrote it, or {REMEDY}"
         )
     try:
-        spelled = read_json(metadata.get("specs", "").encode())
-        List(Text()).check(spelled, "specs")
+        spelled = schema.read_json(metadata.get("specs", "").encode())
+        schema.items(schema.text())(spelled, "specs")
         members = tuple(map(Spec.parse, spelled))
         if (name := identify(members)) != path.stem:
             raise ValueError(f"its specs belong to {name}.safetensors")

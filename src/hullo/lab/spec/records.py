@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import json
 import os
 import re
@@ -13,26 +12,22 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from hullo.lab.files import atomic_write, locked, open_regular
+from hullo.lab.files import atomic_write, locked
+from hullo.lab.spec import schema
 from hullo.lab.spec.environment import Environment
 from hullo.lab.spec.run_spec import MAX_LENGTH, Spec
-from hullo.lab.spec.schema import Boolean, Exactly, Integer, List, Number, Object, Rule, Text, fail, read_json
 
 VERSION = 3
-MAX_BYTES = 2**26
-"""The largest length of a line in bytes."""
-
-_KINDS: dict[str, Rule] = {"int": Integer(), "float": Number(0), "str": Text()}
-_SPEC, _ENVIRONMENT = (
-    Object({f.name: _KINDS[str(f.type)] for f in fields(kind) if f.name != "settings"}) for kind in (Spec, Environment)
-)
-_RECORDED = Object(
-    {name: _SPEC.fields[name] for name in ("network", "data", "activation", "seed", "epochs")} | {"settings": Text()}
-)
-_FLOAT32 = 3.4028235e38
-_FINITE, _ANY = (Number(-_FLOAT32, _FLOAT32, null=null) for null in (False, True))
-_PERCENT = Number(0, 100)
 ACCURACY = "accuracy"
+_KINDS = {"int": schema.integer(), "float": schema.number(0), "str": schema.text()}
+_SPEC, _ENVIRONMENT = (
+    {field.name: _KINDS[str(field.type)] for field in fields(kind) if field.name != "settings"}
+    for kind in (Spec, Environment)
+)
+_RECORDED = {n: _SPEC[n] for n in ("network", "data", "activation", "seed", "epochs")} | {"settings": schema.text()}
+_FLOAT32 = 3.4028235e38
+_FINITE, _ANY = (schema.number(-_FLOAT32, _FLOAT32, null=null) for null in (False, True))
+_EMPTY = schema.items(_ANY, 0)
 _OF_METRIC = ("metric", "lower_is_better", "test_metric", "val_metric")
 
 
@@ -112,26 +107,25 @@ class Record:
     @classmethod
     def parse(cls, line: bytes) -> Record:
         """Parse the record of a line; raise a ValueError that names an invalid field."""
-        values = read_json(line)
+        values = schema.read_json(line)
         version = values.get("version") if isinstance(values, dict) else None
         if version != VERSION or type(version) is not int:
-            fail("version", version, f"this hullo reads version {VERSION}")
-        if "spec" not in values:
-            raise ValueError("spec: missing")
-        is_recorded = isinstance(values["spec"], dict) and "settings" in values["spec"]
-        (_RECORDED if is_recorded else _SPEC).check(values["spec"], "spec")
+            schema.fail("version", version, f"this hullo reads version {VERSION}")
+        given = values.get("spec", {})
+        is_recorded = isinstance(given, dict) and "settings" in given
+        schema.fields(_RECORDED if is_recorded else _SPEC)(given, "spec")
         try:
-            spec = Spec(**values["spec"])
+            spec = Spec(**given)
         except ValueError as error:
             raise ValueError(f"spec: {error}") from None
-        Object(_rules(spec, values)).check(values, "")
+        schema.fields(_rules(spec, values))(values, "")
         if values["id"] != spec.id:
-            fail("id", values["id"], f"the id of the spec is {spec.id!r}; the line was edited")
-        given = {name: value for name, value in values.items() if name not in ("version", "id")}
-        return cls(**given | {"spec": spec, "environment": Environment(**values["environment"])})
+            schema.fail("id", values["id"], f"the id of the spec is {spec.id!r}; the line was edited")
+        del values["version"], values["id"]
+        return cls(**values | {"spec": spec, "environment": Environment(**values["environment"])})
 
 
-def _rules(spec: Spec, values: dict[str, Any]) -> dict[str, Rule]:
+def _rules(spec: Spec, values: dict[str, Any]) -> dict[str, schema.Rule]:
     """Return the rules for the fields of a run's record: the lengths of lists, and where null is allowed.
 
     Numbers are null from the epoch on in which the run diverged, and not before.
@@ -139,59 +133,63 @@ def _rules(spec: Spec, values: dict[str, Any]) -> dict[str, Rule]:
     row, epochs, ended = spec.row, spec.epochs, values.get("ended")
     diverged = re.fullmatch(r"diverged in epoch ([1-9]\d{0,18})", ended) if isinstance(ended, str) else None
     if ended != "finished" and not (diverged and int(diverged[1]) <= epochs):
-        fail("ended", ended, f"must be 'finished' or 'diverged in epoch N', N from 1 to {epochs}")
+        schema.fail("ended", ended, f"must be 'finished' or 'diverged in epoch N', N from 1 to {epochs}")
     finite = int(diverged[1]) - 1 if diverged else epochs
-    losses = List(_FINITE, epochs, "epoch", from_index=finite, after=_ANY)
-    accuracies = List(_PERCENT, epochs, "epoch")
-    empty = List(_ANY, 0)
-    held_out = spec.val_size > 0 or (spec.is_own_data and bool(values.get("val_accuracy")))
-    tested = not held_out or values.get("test_accuracy") != []  # some runs were evaluated only on held-out images
+    losses = schema.items(_FINITE, epochs, "epochs", later=_ANY, since=finite)
+    accuracies = schema.items(schema.number(0, 100), epochs, "epochs")
+    curves = dict.fromkeys(("train_loss", "test_loss", "val_loss"), losses)
+    curves |= dict.fromkeys(("test_accuracy", "val_accuracy", "test_top5"), accuracies)
+    if spec.settings is None:
+        held_out = spec.val_size > 0 or (spec.is_own_data and bool(values.get("val_accuracy")))
+        tested = not held_out or values.get("test_accuracy") != []  # some runs were evaluated only on held-out images
+        absent = ["val_loss", "val_accuracy"] * (not held_out) + ["test_loss", "test_accuracy"] * (not tested)
+        absent += ["test_top5"] * (not values.get("test_top5"))
+    else:
+        compared = "metric" if "metric" in values else ACCURACY
+        if compared == "metric":
+            scores = schema.items(_FINITE, epochs, "epochs")
+            curves |= dict.fromkeys(("test_accuracy", "val_accuracy", "test_top5"), _EMPTY)
+            curves |= {"test_metric": scores, "val_metric": scores}
+        absent = [name for name in curves if not values.get(name)]
+        if {f"test_{compared}", f"val_{compared}"} <= set(absent):
+            schema.fail(f"test_{compared}", values.get(f"test_{compared}"), f"this or val_{compared} must be logged")
     bases = [item.name for item in row.bases] if row.learns else []
     points = values.get("coefficients")
     layers = len(points[0]) if isinstance(points, list) and points and isinstance(points[0], list) else 1
     point, later = (
-        List(List(number, len(bases), "base function"), max(1, layers), "layer") for number in (_FINITE, _ANY)
+        schema.items(schema.items(value, len(bases), "base functions"), max(1, layers), "layers")
+        for value in (_FINITE, _ANY)
     )
-    per_channel = List(List(List(_ANY if diverged else _FINITE, len(bases), "base function")), layers, "layer")
-    curves = {
-        "train_loss": losses,
-        "test_loss": losses if tested else empty,
-        "test_accuracy": accuracies if tested else empty,
-        "test_top5": accuracies if values.get("test_top5") else empty,
-        "val_loss": losses if held_out else empty,
-        "val_accuracy": accuracies if held_out else empty,
+    channels = schema.items(schema.items(_ANY if diverged else _FINITE, len(bases), "base functions"))
+    optional = {
+        "layers": schema.items(schema.text(), layers, "layers"),
+        "metric": schema.text(),
+        "lower_is_better": schema.rule(lambda value: type(value) is bool, "must be true or false"),
     }
-    if spec.settings is not None:
-        kinds = {name: losses if name.endswith("loss") else accuracies for name in curves}
-        if "metric" in values:
-            scores = {name: List(_FINITE, epochs, "epoch") for name in ("test_metric", "val_metric")}
-            kinds = kinds | dict.fromkeys(("test_accuracy", "val_accuracy", "test_top5"), empty) | scores
-        curves = {name: kind if values.get(name) else empty for name, kind in kinds.items()}
-        compared = "metric" if "metric" in values else ACCURACY
-        if not values.get(f"test_{compared}") and not values.get(f"val_{compared}"):
-            fail(f"test_{compared}", values.get(f"test_{compared}"), f"this or val_{compared} must be logged")
     return {
-        "version": Integer(),
-        "id": Text(),
-        "spec": _SPEC if spec.settings is None else _RECORDED,
-        "ended": Text(),
+        "version": schema.integer(),
+        "id": schema.text(),
+        "spec": lambda *_: None,  # checked before
+        "ended": schema.text(),
         **curves,
-        "bases": Exactly(bases),
-        "coefficients": List(point, 1 + epochs, "epoch and one before", 1 + finite, later) if bases else empty,
-        "members": Integer(1, 2**31),
-        "seconds": Number(0, 1e10),
-        "environment": _ENVIRONMENT,
-        "channels": per_channel if row.per == "channel" else empty,
-        "images": List(Integer(1), 2) if values.get("images") else empty,
-        **({"layers": List(Text(), layers, "layer")} if "layers" in values else {}),
-        **(
-            {"metric": Text(), "lower_is_better": Boolean()} if "metric" in values and spec.settings is not None else {}
-        ),
+        **dict.fromkeys(absent, _EMPTY),
+        "bases": schema.rule(lambda value: value == bases, f"must be {bases}"),
+        "coefficients": schema.items(
+            point, 1 + epochs, "points, one per epoch and one before", later=later, since=1 + finite
+        )
+        if bases
+        else _EMPTY,
+        "members": schema.integer(1, 2**31),
+        "seconds": schema.number(0, 1e10),
+        "environment": schema.fields(_ENVIRONMENT),
+        "channels": schema.items(channels, layers, "layers") if row.per == "channel" else _EMPTY,
+        "images": schema.items(schema.integer(1), 2, "numbers") if values.get("images") else _EMPTY,
+        **{n: rule for n, rule in optional.items() if n in values and (n == "layers" or spec.settings is not None)},
     }
 
 
 class Records:
-    """A file of records, to which several processes may append; each line is read and validated once.
+    """A file of records, to which several processes may append; each line is validated once.
 
     A process that is killed while it writes leaves an incomplete last line, which is ignored; the next process that
     writes removes it. A last line that lacks only its end, as some editors leave it, is complete.
@@ -199,9 +197,7 @@ class Records:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._known: dict[Spec, tuple[int, Record]] = {}  # the valid records with the numbers of their lines
-        self._position = (0, 0)  # bytes and lines that are known
-        self._file: tuple[int, int, int] | None = None  # inode, size and time of the last change
+        self._parsed: dict[bytes, Record] = {}  # by line
 
     def __reduce__(self) -> tuple[type[Records], tuple[Path]]:
         return Records, (self.path,)  # other processes read the file themselves
@@ -214,64 +210,42 @@ class Records:
         return records
 
     def scan(self) -> tuple[list[Record], list[str]]:
-        """Return all records in the order of the file, and error messages for lines that are not records.
-
-        Only lines that were appended since the last call are read, unless the file was replaced.
-        """
+        """Return all records in the order of the file, and error messages for lines that are not records."""
+        content, end = self._read_file()
+        known: dict[Spec, tuple[int, Record]] = {}
         flaws = []
-        try:
-            self._forget_unless_appended()
-            for number, line in self._new_lines():
-                try:
-                    if len(line) == MAX_BYTES and not line.endswith(b"\n"):
-                        raise ValueError(f"longer than {MAX_BYTES:,} bytes")
-                    record = Record.parse(line)
-                    first, earlier = self._known.setdefault(record.spec, (number, record))
-                    if earlier != record:
-                        raise ValueError(f"spec: line {first} has another record of the same run")
-                except ValueError as error:
-                    flaws.append(f"{self.path}, line {number}: {error}")
-        except OSError as error:
-            raise ValueError(f"cannot read {self.path}: {error.strerror}; choose another file or directory") from error
-        if flaws:
-            self._file = None  # to report them again
-        return [record for _, record in self._known.values()], flaws
+        for number, line in enumerate(content[:end].split(b"\n"), 1):
+            if not line.strip():
+                continue
+            try:
+                record = self._parsed.get(line) or Record.parse(line)
+                first, earlier = known.setdefault(record.spec, (number, record))
+                if earlier != record:
+                    raise ValueError(f"spec: line {first} has another record of the same run")
+                self._parsed[line] = record
+            except ValueError as error:
+                flaws.append(f"{self.path}, line {number}: {error}")
+        return [record for _, record in known.values()], flaws
 
     def find(self, specs: Iterable[Spec]) -> dict[Spec, Record]:
         """Return the records of runs that have one."""
-        self.read()
-        return {spec: self._known[spec][1] for spec in specs if spec in self._known}
+        wanted = set(specs)
+        return {record.spec: record for record in self.read() if record.spec in wanted}
 
-    def _forget_unless_appended(self) -> None:
-        """Forget what is known of a file that was replaced or changed, rather than appended to."""
-        status = self.path.stat() if self.path.exists() else None
-        file = status and (status.st_ino, status.st_size, status.st_mtime_ns)
-        before, self._file = self._file, file
-        is_appended = before and file and (before == file or (before[0] == file[0] and before[1] < file[1]))
-        if not is_appended:
-            self._known, self._position = {}, (0, 0)
-
-    def _new_lines(self) -> Iterator[tuple[int, bytes]]:
-        """Yield complete lines with their numbers; truncate those that are too long, skip empty ones."""
-        if not self.path.exists():
-            return
-        start, known = self._position
-        with open_regular(self.path) as file:
-            file.seek(start)
-            for number in itertools.count(known + 1):
-                line = rest = file.readline(MAX_BYTES)
-                while rest and not rest.endswith(b"\n"):
-                    rest = file.readline(MAX_BYTES)
-                if line.strip() and (rest or _is_complete(line)):
-                    yield number, line
-                if not rest:
-                    return
-                self._position = (file.tell(), number)
+    def _read_file(self) -> tuple[bytes, int]:
+        """Return the content of the file, and where its last complete line ends."""
+        try:
+            content = self.path.read_bytes() if self.path.exists() else b""
+        except OSError as error:
+            raise ValueError(f"cannot read {self.path}: {error.strerror}; choose another file or directory") from error
+        end = content.rfind(b"\n") + 1
+        return content, len(content) if _is_complete(content[end:]) else end
 
     @property
     def truncated_bytes(self) -> int:
         """Return the number of bytes of an incomplete last line."""
-        return self.path.stat().st_size - self._end() if self.path.exists() else 0
+        content, end = self._read_file()
+        return len(content) - end
 
     def describe_truncated(self) -> str:
         """Return a sentence on an incomplete last line; empty if there is none."""
@@ -325,10 +299,11 @@ class Records:
             yield
 
     def _append(self, lines: bytes) -> None:
+        content, end = self._read_file()
+        if end and content[end - 1 : end] != b"\n":
+            lines = b"\n" + lines
         with self.path.open("ab", buffering=0) as file:
-            end = self._end()
             file.truncate(end)
-            lines = b"\n" * self._lacks_newline(end) + lines
             try:
                 if file.write(lines) != len(lines):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
@@ -337,30 +312,11 @@ class Records:
                 file.truncate(end)
                 raise
 
-    def _lacks_newline(self, end: int) -> bool:
-        with open_regular(self.path) as file:
-            file.seek(max(0, end - 1))
-            return end > 0 and file.read(1) != b"\n"
-
-    def _end(self) -> int:
-        """Return the position after the last complete line."""
-        with open_regular(self.path) as file:
-            size = end = file.seek(0, os.SEEK_END)
-            while end:
-                start = max(0, end - 2**20)
-                file.seek(start)
-                if (last := file.read(end - start).rfind(b"\n")) >= 0:
-                    end = start + last + 1
-                    break
-                end = start
-            file.seek(end)
-            return size if 0 < size - end <= MAX_BYTES and _is_complete(file.read()) else end
-
 
 def _is_complete(line: bytes) -> bool:
     """Return whether a line without an end is not truncated: a part of an object is not valid JSON."""
     try:
-        return isinstance(read_json(line), dict)
+        return isinstance(schema.read_json(line), dict)
     except ValueError:
         return False
 

@@ -5,21 +5,16 @@ from __future__ import annotations
 import json
 import reprlib
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
 
 MAX_FLOAT = 1.7976931348623157e308
 """The largest number in double precision."""
 MAX_SHOWN = 60
 """The largest number of characters of a value in an error message."""
 
-
-class Rule(Protocol):
-    """A rule for the values of a field."""
-
-    def check(self, value: Any, where: str) -> None:
-        """Raise a ValueError that starts with `where` if the value is invalid."""
+Rule = Callable[[Any, str], None]
+"""Takes a value and where it is; raises a ValueError that starts with that if the value is invalid."""
 
 
 def fail(where: str, value: Any, valid: str) -> NoReturn:
@@ -33,111 +28,68 @@ def shorten(value: Any) -> str:
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
-@dataclass(frozen=True)
-class Integer:
+def rule(is_valid: Callable[[Any], bool], valid: str) -> Rule:
+    """Return a rule from a predicate and a description of valid values."""
+
+    def check(value: Any, where: str) -> None:
+        if not is_valid(value):
+            fail(where, value, valid)
+
+    return check
+
+
+def integer(least: int = 0, most: int = 2**63 - 1) -> Rule:
     """An integer; true and false are not integers."""
-
-    least: int = 0
-    most: int = 2**63 - 1
-
-    def check(self, value: Any, where: str) -> None:
-        if type(value) is not int or not self.least <= value <= self.most:
-            fail(where, value, f"must be an integer from {self.least} to {self.most}")
+    return rule(lambda value: type(value) is int and least <= value <= most, f"must be an integer, {least} to {most}")
 
 
-@dataclass(frozen=True)
-class Boolean:
-    """True or false."""
-
-    def check(self, value: Any, where: str) -> None:
-        if type(value) is not bool:
-            fail(where, value, "must be true or false")
-
-
-@dataclass(frozen=True)
-class Number:
+def number(least: float = -MAX_FLOAT, most: float = MAX_FLOAT, *, null: bool = False) -> Rule:
     """A finite number, or null if allowed, for one that is not finite."""
-
-    least: float = -MAX_FLOAT
-    most: float = MAX_FLOAT
-    null: bool = False
-
-    def check(self, value: Any, where: str) -> None:
-        if value is None and self.null:
-            return
-        if type(value) not in (int, float) or not self.least <= value <= self.most:
-            fail(where, value, f"must be a number from {self.least:g} to {self.most:g}{' or null' * self.null}")
+    return rule(
+        lambda value: (value is None and null) or (type(value) in (int, float) and least <= value <= most),
+        f"must be a number from {least:g} to {most:g}{' or null' * null}",
+    )
 
 
-@dataclass(frozen=True)
-class Text:
+def text(most: int = 1000) -> Rule:
     """A line of printable characters."""
-
-    most: int = 1000
-
-    def check(self, value: Any, where: str) -> None:
-        if not isinstance(value, str) or not value.isprintable() or len(value) > self.most:
-            fail(where, value, f"must be a string of at most {self.most} printable characters")
+    return rule(
+        lambda value: isinstance(value, str) and value.isprintable() and len(value) <= most,
+        f"must be a string of at most {most} printable characters",
+    )
 
 
-@dataclass(frozen=True)
-class Exactly:
-    """Exactly one valid value."""
+def items(
+    of: Rule, count: int | None = None, unit: str = "items", *, later: Rule | None = None, since: int = 0
+) -> Rule:
+    """A list of `count` items, at least one by default, that obey a rule; those from index `since` on obey `later`."""
 
-    expected: Any
-
-    def check(self, value: Any, where: str) -> None:
-        if value != self.expected:
-            fail(where, value, f"must be {self.expected!r}")
-
-
-@dataclass(frozen=True)
-class List:
-    """A list whose items obey a rule; items from index `from_index` on obey `after`, if given.
-
-    Args:
-        item: the rule.
-        length: number of items; by default at least one, or any number with `empty`.
-        unit: what each item stands for, for error messages.
-        from_index: index of the first item for which `after` holds.
-        after: the other rule.
-    """
-
-    item: Rule
-    length: int | None = None
-    unit: str = ""
-    from_index: int = 0
-    after: Rule | None = None
-    empty: bool = False
-
-    def check(self, value: Any, where: str) -> None:
-        if not isinstance(value, list):
-            fail(where, value, "must be a list")
-        if len(value) != self.length and (self.length is not None or not (value or self.empty)):
-            length = "at least one" if self.length is None else str(self.length)
-            unit = f", one per {self.unit}," if self.unit else ""
-            raise ValueError(f"{where}: a list of {len(value)}; must be a list of {length}{unit.rstrip(',')}")
+    def check(value: Any, where: str) -> None:
+        if not isinstance(value, list) or len(value) != (max(1, len(value)) if count is None else count):
+            found = f"a list of {len(value)}" if isinstance(value, list) else shorten(value)
+            raise ValueError(f"{where}: {found}; must be a list of {'at least one' if count is None else count} {unit}")
         for index, item in enumerate(value):
-            (self.after if self.after and index >= self.from_index else self.item).check(item, f"{where}[{index}]")
+            (later if later and index >= since else of)(item, f"{where}[{index}]")
+
+    return check
 
 
-@dataclass(frozen=True)
-class Object:
+def fields(rules: Mapping[str, Rule]) -> Rule:
     """An object with exactly these fields."""
 
-    fields: Mapping[str, Rule]
-
-    def check(self, value: Any, where: str) -> None:
+    def check(value: Any, where: str) -> None:
         if not isinstance(value, dict):
             fail(where or "the line", value, "must be an object")
         inside = f"{where}." if where else ""
         for name in value:
-            if name not in self.fields:
-                raise ValueError(f"{inside}{shorten(name)[1:-1]}: unknown; fields are {', '.join(self.fields)}")
-        for name, rule in self.fields.items():
+            if name not in rules:
+                raise ValueError(f"{inside}{shorten(name)[1:-1]}: unknown; fields are {', '.join(rules)}")
+        for name, of in rules.items():
             if name not in value:
                 raise ValueError(f"{inside}{name}: missing")
-            rule.check(value[name], f"{inside}{name}")
+            of(value[name], f"{inside}{name}")
+
+    return check
 
 
 def read_json(content: bytes) -> Any:

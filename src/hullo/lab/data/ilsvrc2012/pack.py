@@ -32,7 +32,7 @@ from torch import Tensor
 from hullo.lab.data.ilsvrc2012.decoding import SHAPE, ImageError, decode
 from hullo.lab.data.ilsvrc2012.source import SPLITS, EncodedImage, Source, readable
 from hullo.lab.data.release import DataError
-from hullo.lab.files import atomic_write, locked, make_directory, open_regular, what_to_do
+from hullo.lab.files import add_disk_full_hint, atomic_write, locked, make_directory
 from hullo.lab.progress import Progress
 
 COMMAND = "hullo data pack ilsvrc2012"
@@ -61,7 +61,7 @@ class Shard:
     def open(cls, path: Path) -> Shard:
         """Open a shard without reading its images."""
         try:
-            with open_regular(path.with_suffix(".npz")) as file, np.load(file, allow_pickle=False) as index:
+            with np.load(path.with_suffix(".npz"), allow_pickle=False) as index:
                 names, labels, flaws, total = (index[name] for name in ("names", "labels", "flaws", "sum"))
                 digest = str(index["sha256"])
             pixels = np.load(path, mmap_mode="r")  # raises an error for a truncated file
@@ -85,7 +85,7 @@ class Shard:
 
     def is_intact(self) -> bool:
         """Return whether the digest of the pixels is right."""
-        with open_regular(self.path) as file:
+        with self.path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest() == self.digest
 
 
@@ -104,7 +104,7 @@ def write_shard(path: Path, images: Sequence[EncodedImage], threads: ThreadPoolE
                 total += pixels
                 file.write(pixels.data)
             progress.update(min(start + CHUNK, len(images)) / len(images))
-    with open_regular(path) as written:
+    with path.open("rb") as written:
         digest = hashlib.file_digest(written, "sha256").hexdigest()
     names = [image.name for image in images]
     with atomic_write(path.with_suffix(".npz")) as file:
@@ -145,8 +145,7 @@ class Pack:
         path = folder / MANIFEST
         with readable(path):
             try:
-                with open_regular(path) as file:
-                    content = file.read()
+                content = path.read_bytes()
             except FileNotFoundError as error:
                 raise DataError(f"{folder} contains no finished pack; make it with: {COMMAND}") from error
         try:
@@ -274,7 +273,7 @@ def pack(source: Source, folder: Path, progress: Progress, *, partial: bool, wor
     except OSError as error:
         raise DataError(
             f"cannot write {error.filename or folder}: {error.strerror}; finished shards are kept; "
-            f"{what_to_do(error, 'choose another directory with --data')}"
+            f"{add_disk_full_hint(error, 'choose another directory with --data')}"
         ) from error
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hullo.lab.data.release import DataError, File
-from hullo.lab.files import open_regular
 
 SPLITS = ("train", "val")
 TARS = {
@@ -52,7 +51,7 @@ class EncodedImage(NamedTuple):
     size: int = -1
 
     def read(self) -> bytes:
-        with open_regular(Path(self.path)) as file:
+        with open(self.path, "rb") as file:
             file.seek(self.start)
             return file.read(self.size)
 
@@ -176,7 +175,7 @@ def _list_tar(path: Path, on_progress: Callable[[float], None], wnid: str = "") 
                     yield wnid, Path(member.name).name, (str(path), member.offset_data, member.size)
                 on_progress(end / size)
 
-    with open_regular(path) as file:
+    with path.open("rb") as file:
         yield from members(file, wnid)
 
 
@@ -207,7 +206,7 @@ def _read_member(path: Path, name: str) -> bytes:
     """Return a file of the devkit, from its archive or its folder."""
     if path.name != DEVKIT.name:
         return (path / "data" / name).read_bytes()
-    with open_regular(path) as file, tarfile.open(fileobj=file) as tar:
+    with tarfile.open(path) as tar:
         try:
             member = tar.extractfile(f"{DEVKIT.name.removesuffix('.tar.gz')}/data/{name}")
         except KeyError as error:
