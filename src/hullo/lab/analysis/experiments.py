@@ -75,10 +75,18 @@ class Experiment:
     @cached_property
     def scores(self) -> dict[str, dict[int, float]]:
         """Return the same as numbers that are larger for better runs."""
-        sign = -1 if self.records[0].lower_is_better else 1
-        return {
-            row: {seed: sign * value for seed, value in reached.items()} for row, reached in self.accuracies.items()
-        }
+        return {row: {s: self._sign * value for s, value in runs.items()} for row, runs in self.accuracies.items()}
+
+    @cached_property
+    def validation_scores(self) -> dict[str, dict[int, float]]:
+        """Return scores on held-out samples, of the same epochs; empty where some runs have none."""
+        if not all(record.val_scores for record in self.records):
+            return {}
+        return replace(self, split="val").scores
+
+    @property
+    def _sign(self) -> int:
+        return -1 if self.records[0].lower_is_better else 1
 
     @cached_property
     def readings(self) -> list[Reading]:

@@ -66,7 +66,7 @@ def compare(
 ) -> Comparison | None:
     """Compare the best of some activations with the best of others, of those that were run.
 
-    With one activation on either side nothing is chosen, and all common seeds confirm.
+    With one activation on either side nothing is chosen, and by default all common seeds confirm.
 
     Args:
         scores: by activation and seed; larger is better.
@@ -85,9 +85,9 @@ def compare(
     sides = [[name for name in names if name in scores] for names in (rows, others)]
     if not all(sides):
         return None
-    choosing: tuple[int, ...] = ()
-    if sum(map(len, sides)) > 2:
-        choosing = choosing_seeds(scores, *sides) if choose_on is None else tuple(sorted(choose_on))
+    choosing = tuple(sorted(choose_on or ()))
+    if choose_on is None and sum(map(len, sides)) > 2:
+        choosing = choosing_seeds(scores, *sides)
     able = [[name for name in side if scores[name].keys() > set(choosing)] for side in sides]
     if not all(able):
         return None

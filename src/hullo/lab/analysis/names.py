@@ -1,4 +1,4 @@
-"""Names for people: titles of experiments, chips for the settings that set one apart, and names of layers."""
+"""Names for people: titles of experiments, labels of the settings that set one apart, and names of layers."""
 
 from __future__ import annotations
 
@@ -70,18 +70,25 @@ def label(experiment: Experiment) -> str:
     """Return the title of an experiment's column, and the settings that its name has to set it apart from others."""
     _, *words = experiment.name.split()
     names = [word.partition("=")[0] for word in words]
-    return ", ".join([title(experiment.setting.column), *(_chip(n, experiment.setting.conditions[n]) for n in names)])
+    return ", ".join(
+        [title(experiment.setting.column), *(setting_label(n, experiment.setting.conditions[n]) for n in names)]
+    )
 
 
-def chips(experiment: Experiment, other: Experiment) -> list[str]:
+def setting_labels(experiment: Experiment, other: Experiment) -> list[str]:
     """Return the settings of an experiment that differ from those of another, as short texts."""
     own, shared = experiment.setting.conditions, other.setting.conditions
     part = [f"{count:,} training images" for count in experiment.records[0].images[:1]]
-    differing = [_chip(name, value) for name, value in own.items() if value != shared.get(name)]
+    differing = [setting_label(name, value) for name, value in own.items() if value != shared.get(name)]
     return part + differing + [f"no {name}" for name in shared if name not in own]
 
 
-def _chip(name: str, value: object) -> str:
+def setting_label(name: str, value: object) -> str:
+    """Return a setting as a short text.
+
+    >>> setting_label("val_size", 2500), setting_label("lr", 1e-4)
+    ('2,500 held out', 'lr 0.0001')
+    """
     text = f"{value:g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
     match name:
         case "epochs":

@@ -54,7 +54,7 @@ def test_what_a_person_chose_is_in_the_address(visit: Any, report: Path) -> None
     again = visit(report, page.evaluate("location.hash"))
     commit(again)
     assert again.evaluate(drawn) == page.evaluate(drawn)
-    assert len(page.evaluate(drawn)) == 9 * 2 * 4
+    assert len(page.evaluate(drawn)) == 9 * 2 * 3
 
 
 def test_an_address_with_nonsense_shows_what_it_can(visit: Any, report: Path) -> None:

@@ -13,6 +13,7 @@ from browsing import column, commit, go_through_views, set_range, wait_until
 from report_records import RECORDS, make_records, write_report
 
 import hullo
+from hullo.lab.analysis.experiments import experiments
 from hullo.lab.spec.paper import COLUMNS, ROWS
 
 
@@ -98,6 +99,13 @@ def test_a_deep_network_offers_stretches_of_its_layers(visit: Any, report: Path)
 
 def test_learning_curves_show_chosen_rows_and_seeds(visit: Any, report: Path) -> None:
     page = visit(report, "#training")
+    cells = next(iter(experiments(RECORDS))).cells
+    ranked = sorted(cells, key=lambda row: -cells[row].accuracy.mean)
+    best = [next(row for row in ranked if ("(" in row) == is_hull) for is_hull in (True, False)]
+    few = dict.fromkeys([*best, "relu", *ranked])
+    assert set(page.evaluate("chosenRows().map(({name}) => name)")) == {*list(few)[:4]}
+    assert page.locator("#training .plot path:not(.faint)").count() == 4
+    page.get_by_role("group", name="Activations").get_by_role("button", name="all").click()
     assert page.locator("#training .plot path:not(.faint)").count() == len(ROWS)
     page.get_by_role("group", name="Activations").get_by_role("button", name="none").click()
     assert page.locator("#training .plot path").count() == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from report_records import make_records
@@ -105,6 +106,54 @@ def test_several_experiments_are_counted_and_the_decided_ones_named(tmp_path: Pa
     assert "1 is undecided" in document["finding"]
 
 
+def with_setting(records: list[Record], val: float | None, **setting: Any) -> list[Record]:
+    """Return records with another setting, and with validation accuracies if `val` is given."""
+    return [
+        replace(
+            r,
+            spec=replace(r.spec, **setting),
+            **({} if val is None else {"val_accuracy": [val - 1, val], "val_loss": [1.0, 1.0]}),
+        )
+        for r in records
+    ]
+
+
+def test_each_activation_is_at_the_setting_that_is_best_on_validation_data(tmp_path: Path) -> None:
+    slow = runs(COLUMNS[3], {"relu": [70, 71, 72, 73], HULL: [80, 80.1, 80.5, 80.6]})
+    fast = runs(COLUMNS[3], {"relu": [95, 78, 79, 80], HULL: [95, 99, 99, 99]})
+    found_by = {}
+    for name, relu_val, hull_val in (("relu", 90.0, 60.0), ("both", 90.0, 90.0), ("none", 60.0, 60.0)):
+        settings = {"val_size": 100, "lr": 0.001}
+        made = [
+            *with_setting(slow, 70.0, val_size=100, lr=0.01),
+            *with_setting([r for r in fast if r.spec.activation == "relu"], relu_val, **settings),
+            *with_setting([r for r in fast if r.spec.activation != "relu"], hull_val, **settings),
+        ]
+        found_by[name] = found(tmp_path / name, made)["finding"]
+    assert f"{HULL} (optimizer rmsprop, lr 0.01) and relu (optimizer rmsprop, lr 0.001) differ by" in found_by["relu"]
+    assert f"{HULL} gains 20.00" in found_by["both"]
+    assert "Setting: optimizer rmsprop, lr 0.001." in found_by["both"]
+    assert f"{HULL} gains 8.40" in found_by["none"]
+    assert "on seeds 1 to 3; seed 0 chose" in found_by["none"]
+    assert "Setting: optimizer rmsprop, lr 0.01." in found_by["none"]
+
+
+def test_runs_of_another_length_or_with_other_data_are_no_settings_to_choose_from(tmp_path: Path) -> None:
+    main = with_setting(runs(COLUMNS[3], {"relu": [70, 71, 72], HULL: [74, 75, 77]}), 70.0, val_size=100)
+    better = runs(COLUMNS[3], {"relu": [90, 91, 92]})
+    other = [*with_setting(better, 90.0, val_size=200), *with_setting(better, None, lr=0.1)]
+    assert f"{HULL} gains 4.33 ± 1.43 points over relu" in found(tmp_path, main, other)["finding"]
+
+
+def test_several_experiments_name_their_settings(tmp_path: Path) -> None:
+    better = {"relu": [80, 81, 82], HULL: [84, 85, 86.1]}
+    first, second = (runs(column, better) for column in COLUMNS[:2])
+    assert found(tmp_path / "same", first, second)["finding"].endswith(" Setting: optimizer rmsprop, lr 0.0001.")
+    said = found(tmp_path / "apart", with_setting(first, None, lr=0.1), second)["finding"]
+    assert f"{HULL} against relu, optimizer rmsprop, lr 0.1)" in said
+    assert f"{HULL} against relu, optimizer rmsprop, lr 0.0001)" in said
+
+
 def test_what_is_clear_alone_may_be_undecided_among_several(tmp_path: Path) -> None:
     near = {"relu": [80, 80, 80, 80], "tanh": [70, 70, 70, 70], HULL: [81.0, 81.1, 80.8, 80.5]}
     alone = found(tmp_path / "one", runs(COLUMNS[0], near))
@@ -118,7 +167,7 @@ def test_the_experiment_with_most_seeds_and_runs_is_the_main_one_and_studies_say
     other = [replace(r, spec=replace(r.spec, batch_size=128, coefficient_lr_scale=30.0)) for r in main[:3]]
     long = [replace(r, spec=replace(r.spec, epochs=9)) for r in make_records([COLUMNS[3]], ["relu"], 1, 9)]
     columns = found(tmp_path, main, other, long)["columns"]
-    assert {tuple(column["chips"]): column["study"] for column in columns} == {
+    assert {tuple(column["settings"]): column["study"] for column in columns} == {
         (): False,
         ("batch size 128", "coefficient lr \N{MULTIPLICATION SIGN} 30"): True,
         ("9 epochs",): True,

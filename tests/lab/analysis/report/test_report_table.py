@@ -10,6 +10,7 @@ from typing import Any
 from browsing import MINUS, NOTHING, column, wait_until
 from report_records import RECORDS, make_records, write_report
 
+from hullo.lab.analysis.experiments import experiments
 from hullo.lab.spec.paper import COLUMNS, ROWS
 
 
@@ -35,6 +36,40 @@ def test_a_column_sorts_those_without_a_value_to_the_end(visit: Any, report: Pat
     page = visit(report)
     page.locator("button.sort").nth(3).click()
     assert column(page, "tbody td:nth-child(4)")[-7:] == [NOTHING] * 7
+
+
+def test_any_two_activations_are_compared_in_a_sentence(visit: Any, report: Path) -> None:
+    page = visit(report)
+    page.select_option("#pair-one", "tanh")
+    page.select_option("#pair-two", "affine(identity,relu)")
+    said = page.locator("[data-part=pair]").inner_text()
+    gap = next(iter(experiments(RECORDS))).difference("affine(identity,relu)", "tanh")
+    assert gap is not None
+    assert f" by {abs(gap.mean):.2f} ± {gap.half:.2f} points on 3 common seeds (LeNet-5 on Fashion-MNIST, " in said
+    assert said.startswith(
+        "tanh and affine(identity,relu) differ" if gap.covers(0) else "affine(identity,relu) beats tanh"
+    )
+    page.select_option("#pair-two", "tanh")
+    assert page.locator("#pair-one").input_value() == "affine(identity,relu)"
+    page.select_option("#column", "resnet56/cifar10")
+    assert "2 common seeds (ResNet-56 on CIFAR-10" in page.locator("[data-part=pair]").inner_text()
+
+
+def test_the_better_of_two_is_the_one_with_the_smaller_loss(visit: Any, tmp_path: Path) -> None:
+    reached = {("relu", 0): 0.5, ("relu", 1): 0.6, ("tanh", 0): 0.7, ("tanh", 1): 0.81}
+    rows = [
+        replace(
+            record,
+            spec=replace(record.spec, network="net", data="data", settings="lr=0.1"),
+            metric="rmse",
+            lower_is_better=True,
+            test_accuracy=[],
+            test_metric=[reached[record.spec.activation, record.spec.seed]],
+        )
+        for record in make_records([COLUMNS[0]], ["relu", "tanh"], seeds=2, epochs=1)
+    ]
+    page = visit(write_report(tmp_path, rows))
+    assert page.locator("[data-part=pair]").inner_text().startswith("relu beats tanh by 0.21 ± 0.06 on 2")
 
 
 def test_the_table_shows_differences_from_relu(visit: Any, report: Path) -> None:

@@ -2,79 +2,160 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import mean
 
 from hullo.lab.analysis.experiments import Experiment
-from hullo.lab.analysis.inference import Comparison, compare
+from hullo.lab.analysis.inference import Comparison, choosing_seeds, compare
+from hullo.lab.analysis.names import setting_label
 from hullo.lab.analysis.statistics import ALPHA, Interval, are_alike, holm
 from hullo.lab.spec.activation import PRELU, ActivationSpec
 
 
-def gain(experiment: Experiment) -> Interval | None:
-    """Return how much the best hull gains over the best other activation, in points; None if that is unknown.
+@dataclass(frozen=True)
+class Best:
+    """The best hull against the best other activation of a column, each at its best setting.
 
-    Fixed activations and PReLU are the others. Activations of which all runs diverged do not count.
+    Args:
+        hulls, others: the activations that were compared, without those of which all runs diverged. PReLU is no hull.
+        settings: the experiment of each activation's best setting.
+        varied: names of the settings that were varied.
+        found: the comparison; None if too few seeds could choose and confirm.
     """
-    found = compare(experiment.scores, *_sides(experiment))
+
+    hulls: list[str]
+    others: list[str]
+    settings: Mapping[str, Experiment]
+    varied: list[str]
+    found: Comparison | None
+
+    def setting(self, row: str) -> str:
+        """Return the optimizer, the learning rate and all varied settings of an activation."""
+        known = self.settings[row].setting.conditions
+        shown = dict.fromkeys(["optimizer", "lr", *self.varied])
+        return ", ".join(setting_label(name, known[name]) for name in shown if name in known)
+
+    def names(self, found: Comparison) -> list[str]:
+        """Return the two activations, each with its setting if these differ."""
+        rows = [found.row, found.other]
+        differ = self.setting(found.row) != self.setting(found.other)
+        return [f"{row} ({self.setting(row)})" for row in rows] if differ else rows
+
+    def shared_setting(self, found: Comparison) -> str:
+        """Return the setting of both activations; an empty string if these differ, or no setting is known."""
+        one, other = self.setting(found.row), self.setting(found.other)
+        return one if one == other else ""
+
+
+def compare_best(experiments: Sequence[Experiment]) -> Best:
+    """Compare the best hull with the best other activation of experiments that differ in tunable settings alone.
+
+    The seeds that choose activations choose the setting of each activation before, by accuracy on validation data if
+    the runs have it.
+    """
+    tried: dict[str, list[Experiment]] = {}
+    for experiment in experiments:
+        for row, cell in experiment.cells.items():
+            if not cell.is_lost:
+                tried.setdefault(row, []).append(experiment)
+    hulls = [row for row in tried if ActivationSpec.parse(row).learns and row != str(PRELU)]
+    others = [row for row in tried if row not in hulls]
+    seeds: tuple[int, ...] | None = None
+    if any(len(settings) > 1 for settings in tried.values()):
+        runs = {f"{row} {e.name}": e.scores[row] for row, settings in tried.items() for e in settings}
+        seeds = choosing_seeds(runs, [*runs], [*runs])
+
+    def rank(row: str, experiment: Experiment) -> tuple[bool, float]:
+        scores = experiment.validation_scores.get(row) or experiment.scores[row]
+        known = [scores[seed] for seed in seeds or scores if seed in scores]
+        return experiment.scores[row].keys() > set(seeds or ()), mean(known) if known else -math.inf
+
+    best = {row: max(settings, key=partial(rank, row)) for row, settings in tried.items()}
+    found = compare({row: e.scores[row] for row, e in best.items()}, hulls, others, seeds)
+    conditions = [e.setting.conditions for e in experiments]
+    varied = [name for name in conditions[0] if len({c.get(name) for c in conditions}) > 1]
+    return Best(hulls, others, best, varied, found)
+
+
+def gain(experiment: Experiment) -> Interval | None:
+    """Return how much the best hull gains over the best other activation, in points; None if that is unknown."""
+    found = compare_best([experiment]).found
     return found.interval if found else None
 
 
-def finding(experiments: Mapping[str, Experiment]) -> str:
-    """Return the finding for experiments by title: one sentence. Several are corrected for their number (Holm)."""
-    compared = {title: compare(e.scores, *_sides(e)) for title, e in experiments.items()}
-    tested = {title: found for title, found in compared.items() if found and len(found.seeds) > 1}
+def finding(main: Mapping[str, Experiment], experiments: Sequence[Experiment] = ()) -> str:
+    """Return the finding for experiments by title: one sentence. Several are corrected for their number (Holm).
+
+    Args:
+        main: the experiment that represents each column, by title.
+        experiments: all of them; those that differ from a main one in tunable settings alone compete with it.
+    """
+    best = {title: compare_best([e, *(o for o in experiments if _is_rival(o, e))]) for title, e in main.items()}
+    tested = {title: found for title, b in best.items() if (found := b.found) and len(found.seeds) > 1}
     if len(tested) < 2:
-        title = next(iter([*tested, *experiments]))
-        return f"{title}: {_of_one(experiments[title], compared[title])}"
-    adjusted = holm([found.p for found in tested.values()])
-    decided = {title: tested[title] for title, p in zip(tested, adjusted, strict=True) if p <= ALPHA}
-    wins, losses = (
-        [
-            f"{title} (by {_size(found.interval)} points, {found.row} against {found.other})"
-            for title, found in decided.items()
-            if (found.interval.mean > 0) == won
-        ]
-        for won in (True, False)
-    )
+        title = next(iter([*tested, *best]))
+        return f"{title}: {_of_one(best[title])}"
+    shared = {best[title].shared_setting(found) for title, found in tested.items()}
+    wins: list[str] = []
+    losses: list[str] = []
+    for (title, found), p in zip(tested.items(), holm([found.p for found in tested.values()]), strict=True):
+        if p <= ALPHA:
+            own = best[title].shared_setting(found) if len(shared) > 1 else ""
+            about = [f"by {_size(found.interval)} points", " against ".join(best[title].names(found)), own]
+            text = f"{title} ({', '.join(filter(None, about))})"
+            (wins if found.interval.mean > 0 else losses).append(text)
     even = len(tested) - len(wins) - len(losses)
     said = [f"The best hull beats the best other activation in {len(wins)} of {len(tested)} experiments{_listed(wins)}"]
     said += [f"it loses in {len(losses)}{_listed(losses)}"] if losses else []
     said += [f"{even} {'is' if even == 1 else 'are'} undecided after Holm's correction"] if even else []
-    return f"{'; '.join(said)}."
+    return f"{'; '.join(said)}.{_sentence(shared)}"
 
 
-def _of_one(experiment: Experiment, found: Comparison | None) -> str:
-    known = [row for side in _sides(experiment) for row in side]
+def _is_rival(experiment: Experiment, main: Experiment) -> bool:
+    """Return whether an experiment differs from the main one in settings, but not in data, length and reading."""
+
+    def kind(e: Experiment) -> tuple[object, ...]:
+        data = e.setting.val_size, e.part, e.split, e.metric
+        return e.setting.column, e.setting.settings is None, e.epoch, e.reading, data
+
+    return experiment is not main and kind(experiment) == kind(main)
+
+
+def _of_one(best: Best) -> str:
+    found = best.found
+    known = [*best.hulls, *best.others]
     if not known:
         return "all runs diverged."
-    if not all(_sides(experiment)):
+    if not best.hulls or not best.others:
         return f"nothing to compare, without both a hull and another activation{_listed(known)}."
     if not found:
         return f"too few seeds to choose the best of {len(known)} activations on some and confirm it on others."
-    pair, confirming = f"{found.row} and {found.other}", f"on {_name_seeds(found.seeds)}"
+    hull, other = best.names(found)
+    size, confirming = _size(found.interval), f"on {_name_seeds(found.seeds)}"
     if len(found.seeds) == 1:
-        said = f"{pair} differ by {_size(found.interval)} points {confirming}; one seed gives no interval"
+        said = f"{hull} and {other} differ by {size} points {confirming}; one seed gives no interval"
     elif are_alike([*found.differences.values()]):  # as with few test images
         size = f"{abs(found.interval.mean):.2f}"
         gap = "are equal" if size == "0.00" else f"differ by {size} points"
-        said = f"{pair} {gap} on each of {_name_seeds(found.seeds)}, which gives no interval"
+        said = f"{hull} and {other} {gap} on each of {_name_seeds(found.seeds)}, which gives no interval"
     elif found.p > ALPHA:
         needed = found.seeds_needed()
         plan = f"; about {needed} such seeds would decide" if needed else ""
-        said = f"{pair} differ by {_size(found.interval)} points {confirming}: undecided{plan}"
+        said = f"{hull} and {other} differ by {size} points {confirming}: undecided{plan}"
     else:
         verb, word = ("gains", "over") if found.interval.mean > 0 else ("loses", "to")
-        said = f"{found.row} {verb} {_size(found.interval)} points {word} {found.other} {confirming}"
+        said = f"{hull} {verb} {size} points {word} {other} {confirming}"
     chosen = f"; {_name_seeds(found.chosen_on)} chose the hull and the other activation" if found.chosen_on else ""
     lacking = f" Not compared, for want of seeds{_listed(found.left_out)}." if found.left_out else ""
-    return f"{said}{chosen}.{lacking}"
+    return f"{said}{chosen}.{_sentence({best.shared_setting(found)})}{lacking}"
 
 
-def _sides(experiment: Experiment) -> tuple[list[str], list[str]]:
-    """Return the hulls of an experiment, and its other activations, without those of which all runs diverged."""
-    rows = [row for row, cell in experiment.cells.items() if not cell.is_lost]
-    hulls = [row for row in rows if ActivationSpec.parse(row).learns and row != str(PRELU)]
-    return hulls, [row for row in rows if row not in hulls]
+def _sentence(settings: Collection[str]) -> str:
+    """Return the setting of all comparisons as a sentence, if it is one."""
+    return f" Setting: {', '.join(settings)}." if len(settings) == 1 and all(settings) else ""
 
 
 def _name_seeds(seeds: Sequence[int]) -> str:

@@ -12,11 +12,11 @@ from typing import Any
 import hullo
 from hullo.lab.analysis.distance import under
 from hullo.lab.analysis.experiments import REFERENCE, Cell, Experiment, experiments, rows_of
-from hullo.lab.analysis.names import chips, layer_names, main_experiments, titles
+from hullo.lab.analysis.names import layer_names, main_experiments, setting_labels, titles
 from hullo.lab.analysis.readings import READINGS, Reading
 from hullo.lab.analysis.report.finding import finding, gain
 from hullo.lab.analysis.sources import read_records, record_files, stated_findings
-from hullo.lab.analysis.statistics import Interval
+from hullo.lab.analysis.statistics import Interval, t_quantile
 from hullo.lab.spec import paper
 from hullo.lab.spec.activation import ActivationSpec
 from hullo.lab.spec.checkpoint_files import scan_checkpoints
@@ -53,12 +53,14 @@ def gather(paths: Sequence[Path], warn: Callable[[str], None] | None = None) -> 
     columns = experiments(records, warn=warn)
     main = main_experiments(columns)
     named = titles({*(experiment.setting.column for experiment in columns), *(spec.column for spec in waiting)})
+    seeds = (cell.accuracy.count for experiment in columns for cell in experiment.cells.values())
     return {
         "hullo": hullo.__version__,
         "scale": SCALE,
+        "quantiles": [t_quantile(degrees) for degrees in range(1, max(seeds, default=1))],
         "waiting": sorted(Counter(named[spec.column] for spec in waiting).items()),
         "finding": " ".join(stated_findings(paths))
-        or (finding({named[e.setting.column]: e for e in columns if e in main.values()}) if columns else ""),
+        or (finding({named[e.setting.column]: e for e in columns if e in main.values()}, columns) if columns else ""),
         "environments": list(map(asdict, environments)),
         "rows": rows_of(columns),
         "readings": {reading.name: asdict(reading) for reading in READINGS.values()},
@@ -66,7 +68,7 @@ def gather(paths: Sequence[Path], warn: Callable[[str], None] | None = None) -> 
             {
                 "name": experiment.name,
                 "title": named[experiment.setting.column],
-                "chips": chips(experiment, main.get(experiment.setting.column, experiment)),
+                "settings": setting_labels(experiment, main.get(experiment.setting.column, experiment)),
                 "study": experiment is not main.get(experiment.setting.column),
                 **_column(experiment, environments),
             }

@@ -23,6 +23,7 @@ SCRIPTS = (
     "charts.js",
     "controls.js",
     "dots.js",
+    "pair.js",
     "table.js",
     "curves.js",
     "paths.js",

@@ -34,7 +34,7 @@ function dotPlots(columns, width) {
 function dotPlot(columns, names, labels, room, across) {
   const heads = columns.map((column) => [
     ...brokenName(column.title, across / 7.4).map((text) => [text, "head"]),
-    ...brokenName(column.chips.join(", "), across / 6.6).map((text) => [text, "fine"]),
+    ...brokenName(column.settings.join(", "), across / 6.6).map((text) => [text, "fine"]),
     [gainText(column), "fine"],
   ].filter(([text]) => text));
   const tops = [16 + 15 * Math.max(...heads.map((lines) => lines.length))];

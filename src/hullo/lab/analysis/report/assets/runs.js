@@ -14,7 +14,7 @@ function buildRuns() {
   const count = rows.flatMap(runsOf).length;
   bodyOf("runs").replaceChildren(
     node("div", {class: "bar"}, columnSelect(), labelled("Activation", cell)),
-    node("p", {class: "lead"}, chipList(column), ` ${plural(count, "run")}. ${meaningOf(readingOf(column))}`),
+    node("p", {class: "lead"}, settingList(column), ` ${plural(count, "run")}. ${meaningOf(readingOf(column))}`),
     ...rows.map((row) => runGroup(row, runsOf(row), column, rows.length === 1)),
   );
   bodyOf("runs").querySelector("[data-run][open]")?.scrollIntoView({block: "nearest"});

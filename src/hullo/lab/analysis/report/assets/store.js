@@ -23,11 +23,14 @@ const PARTS = {
   reading: (texts) => (Object.hasOwn(DOCUMENT.readings, texts[0]) ? texts[0] : null),
   sort: (texts) => texts[0],
   studies: (texts) => texts[0],
+  pair: (texts) => texts,
   cell: (texts) => texts[0],
   run: (texts) => texts[0],
   base: (texts) => texts,
 };
 
+const REFERENCE = "relu";
+const FEW_ROWS = 4;
 const state = {view: "table"};
 
 function readAddress() {
@@ -64,13 +67,13 @@ function currentColumn() {
 }
 
 /** Return a column's title with the settings that set it apart. */
-function labelOf({title, chips}) {
-  return [title, ...chips].join(", ");
+function labelOf({title, settings}) {
+  return [title, ...settings].join(", ");
 }
 
-/** Return the settings that set a column apart, as chips. */
-function chipList({chips}) {
-  return chips.map((text) => node("span", {class: "setting"}, text));
+/** Return the settings that set a column apart, as labels. */
+function settingList({settings}) {
+  return settings.map((text) => node("span", {class: "setting"}, text));
 }
 
 /** Return the name of a layer of the current column. */
@@ -91,8 +94,26 @@ function offeredRows() {
   return state.view === "training" ? rows : rows.filter(learns);
 }
 
+/** Return the rows of a column with results, the best mean first. */
+function byAccuracy(column) {
+  const {name} = readingOf(column);
+  const mean = (row) => (row.lost ? null : (row.accuracy[name]?.[0] ?? null));
+  const rows = column.rows.filter((row) => mean(row) !== null);
+  return rows.sort((a, b) => (column.lower ? 1 : -1) * (mean(a) - mean(b)));
+}
+
+/** Return the rows to start with: more than a few curves hide each other. */
+function firstRows() {
+  const offered = offeredRows();
+  if (state.view === "paths" || offered.length <= FEW_ROWS) return offered;
+  const ranked = byAccuracy(currentColumn()).filter((row) => offered.includes(row));
+  const kinds = [ranked.find(learns), ranked.find((row) => !learns(row)), ranked.find(({name}) => name === REFERENCE)];
+  return [...new Set([...kinds.filter(Boolean), ...ranked])].slice(0, FEW_ROWS);
+}
+
 function chosenRows() {
-  return offeredRows().filter((row) => state.row === null || state.row.includes(row.name));
+  const first = firstRows();
+  return offeredRows().filter((row) => (state.row === null ? first.includes(row) : state.row.includes(row.name)));
 }
 
 function offeredSeeds() {

@@ -41,8 +41,6 @@ function buildTable() {
   );
   const offered = [["", "the fairest of each column"], ...known.map(({name, short}) => [name, short])];
   const reading = select("reading", offered, state.reading ?? "", (name) => go({reading: name || null}));
-  const choose = columnSelect();
-  choose.classList.add("narrow");
   const pairs = state.show === "difference" ? ", of differences between runs of the same seed" : "";
   document.getElementById("table-title").replaceChildren(...breakable(DOCUMENT.finding));
   bodyOf("table").replaceChildren(
@@ -57,7 +55,7 @@ function buildTable() {
     dotKey(shownColumns()),
     node("div", {"data-part": "dots"}),
     node("p", {class: "lead"}, gainNote()),
-    choose,
+    pairPanel(),
     ...tables().map((columns) =>
       node(
         "div",
@@ -158,7 +156,7 @@ function tableHead(columns) {
       "th",
       {colspan: hasPaper(column) ? 2 : 1, scope: "colgroup", class: partOf(column)},
       node("a", {href: address({view: "curves", column: column.name})}, column.title),
-      chipList(column),
+      settingList(column),
       node("small", null, `${column.about}, ${readingOf(column).short}`),
     ),
   );
