@@ -79,20 +79,10 @@ class Dataset:
         if self.val_images is not None:
             raise ValueError(f"val_size={n}: {self.name} has a validation set of its own; val_size must be 0")
         labels = self.train_labels
-        counts = labels.bincount(minlength=len(self.classes))
-        most = int((counts - 1).clamp(min=0).sum())
-        if not 0 < n <= most:
-            raise ValueError(f"val_size={n}: {self.name} has {len(labels)} training samples; give at most {most}")
-        quotas = _divide(n, counts)
-        (shuffled,) = permute(
-            open_streams(torch.tensor([seed], device=labels.device), Purpose.VALIDATION, 0), len(labels)
-        )
-        by_class = shuffled[labels[shuffled].argsort(stable=True)]
-        ranks = torch.empty_like(labels)  # of each sample within its class
-        ranks[by_class] = (
-            torch.arange(len(labels), device=labels.device) - (counts.cumsum(0) - counts)[labels[by_class]]
-        )
-        held_out = ranks < quotas[labels]
+        try:
+            held_out = hold_out(labels, n, seed)
+        except ValueError as error:
+            raise ValueError(f"val_size={n}: {self.name} has {len(labels)} training samples; {error}") from None
         return replace(
             self,
             train_images=self.train_images[~held_out],
@@ -100,6 +90,26 @@ class Dataset:
             val_images=self.train_images[held_out],
             val_labels=labels[held_out],
         )
+
+
+def hold_out(labels: Tensor, n: int, seed: int) -> Tensor:
+    """Choose `n` samples, as many of each class as it has a share of them; return a mask.
+
+    Every class keeps a sample. The choice depends only on the labels, which are counted from 0, and the seed.
+
+    >>> hold_out(torch.tensor([0, 1, 0, 0, 1, 0]), 3, seed=0).sum()
+    tensor(3)
+    """
+    counts = labels.bincount()
+    most = int((counts - 1).clamp(min=0).sum())
+    if not 0 < n <= most:
+        raise ValueError(f"give at most {most}")
+    quotas = _divide(n, counts)
+    (shuffled,) = permute(open_streams(torch.tensor([seed], device=labels.device), Purpose.VALIDATION, 0), len(labels))
+    by_class = shuffled[labels[shuffled].argsort(stable=True)]
+    ranks = torch.empty_like(labels)  # of each sample within its class
+    ranks[by_class] = torch.arange(len(labels), device=labels.device) - (counts.cumsum(0) - counts)[labels[by_class]]
+    return ranks < quotas[labels]
 
 
 def _divide(n: int, counts: Tensor) -> Tensor:

@@ -7,10 +7,11 @@ import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from statistics import median
 from threading import Event
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from hullo.lab.distributed import SINGLE_PROCESS, World
 from hullo.lab.networks import OWN, check_size
 from hullo.lab.progress import Progress
 from hullo.lab.run.loaders import Loader, loader_key
+from hullo.lab.run.loop import Loop
 from hullo.lab.run.queue import Members, RunQueue, describe_population, out_of_memory_error
 from hullo.lab.run.tensorboard import TensorBoardLogger
 from hullo.lab.run.training import Training
@@ -105,11 +107,12 @@ class LocalRunner:
                 name = describe_population(population)
                 progress.note(f"{name}: continuing an earlier run after epoch {training.epoch}")
         display = _Display(training, progress)
-        last = saved = time.monotonic()
-        for _ in training.advance():
-            now = time.monotonic()
-            training.seconds += now - last
-            last = now
+
+        def save() -> None:
+            if self.world.is_main:
+                checkpoints.save(training, chosen.state)
+
+        for now in training.run(stop, save, self.checkpoint_every):
             display.update(now)
             if self.world.is_main and training.step == 0:
                 _note_diverged(training, progress)
@@ -117,19 +120,13 @@ class LocalRunner:
                     chosen.update(training)
                 if self.logger:
                     self.logger.log_epoch(training)
-            if self.world.is_main and (stop.is_set() or now - saved >= self.checkpoint_every):
-                checkpoints.save(training, chosen.state)
-                last = saved = time.monotonic()
-            if stop.is_set():
-                raise KeyboardInterrupt
-        if self.world.is_main:
-            checkpoints.save(training, chosen.state)  # in case the process is killed before the records are written
-            if self.queue.weights:
-                self.queue.finished.save_final(training, chosen.state)
-                epochs = chosen.load_into(training.population)
-                for member, spec, epoch in zip(training.population, population, epochs, strict=True):
-                    path = self.queue.pending_weights(population, spec)
-                    save_weights(path, spec, training.loader.task, member, training.loader.example, epoch)
+        save()  # in case the process is killed before the records are written
+        if self.world.is_main and self.queue.weights:
+            self.queue.finished.save_final(training, chosen.state)
+            epochs = chosen.load_into(training.population)
+            for member, spec, epoch in zip(training.population, population, epochs, strict=True):
+                path = self.queue.pending_weights(population, spec)
+                save_weights(path, spec, training.loader.task, member, training.loader.example, epoch)
         return build_records(training, self.environment)
 
     def _train_or_split(self, population: Members, progress: Progress, stop: Event) -> None:
@@ -173,39 +170,40 @@ def _note_diverged(training: Training, progress: Progress) -> None:
 
 def build_records(training: Training, environment: Environment) -> list[Record]:
     """Return the members' records at the end of their training."""
-    curves, held_out = training.curves, "val" in training.loader.eval_sizes
+    curves, loader = training.curves, training.loader
     records = []
     for k, spec in enumerate(training.specs):
-        row = spec.row
         points = (training.start, *curves["coefficients"])
-        learned = read_coefficients(training.population.activations, points, k, row)
-        finite = curves["finite"][:, k].tolist()
-        for epoch, point in enumerate(learned.points[1:]):  # coefficients may be finite although their mean is not
-            finite[epoch] = finite[epoch] and None not in itertools.chain(*point)
+        learned = read_coefficients(training.population.activations, points, k, spec.row)
         accuracy, *top5 = (list(map(round_number, top)) for top in curves["test_accuracy"][:, k].T.tolist())
-        records.append(
-            Record(
-                spec=spec,
-                ended="finished" if all(finite) else f"diverged in epoch {finite.index(False) + 1}",
-                train_loss=round_numbers(curves["train_loss"][:, k].tolist()),
-                test_loss=round_numbers(curves["test_loss"][:, k].tolist()),
-                test_accuracy=accuracy,
-                bases=[item.name for item in row.bases] if row.learns else [],
-                coefficients=learned.points,
-                members=len(training.specs),
-                seconds=round(training.seconds, 3),
-                environment=environment,
-                channels=learned.channels,
-                layers=learned.layers if spec.is_own_network else [],
-                test_top5=top5[0] if top5 else [],
-                val_loss=round_numbers(curves["val_loss"][:, k].tolist()) if held_out else [],
-                val_accuracy=[*map(round_number, curves["val_accuracy"][:, k, 0].tolist())] if held_out else [],
-                images=[]
-                if training.loader.is_complete
-                else [training.loader.count, training.loader.eval_sizes["test"]],
-            )
-        )
+        scores = {"test_accuracy": accuracy, "test_top5": top5[0] if top5 else []}
+        if (held_out := training.val_scores) is not None:
+            scores["val_accuracy"] = [*map(round_number, held_out[:, k].tolist())]
+        images = [] if loader.is_complete else [loader.count, loader.eval_sizes["test"]]
+        learned = learned if spec.is_own_network else replace(learned, layers=[])
+        records.append(build_record(training, k, spec, learned, environment, images=images, **scores))
     return records
+
+
+def build_record(training: Loop, k: int, spec: Spec, learned: Learned, environment: Environment, **more: Any) -> Record:
+    """Return the record of member k at the end of a training, with more fields: what it scored."""
+    finite = training.curves["finite"][:, k].tolist()
+    for epoch, point in enumerate(learned.points[1:]):  # coefficients may be finite although their mean is not
+        finite[epoch] = finite[epoch] and None not in itertools.chain(*point)
+    for name in (name for name in training.curves if name.endswith("_loss")):
+        more[name] = round_numbers(training.curves[name][:, k].tolist())
+    return Record(
+        spec=spec,
+        ended="finished" if all(finite) else f"diverged in epoch {finite.index(False) + 1}",
+        bases=[item.name for item in spec.row.bases] if spec.row.learns else [],
+        coefficients=learned.points,
+        channels=learned.channels,
+        layers=learned.layers,
+        members=len(training.population),
+        seconds=round(training.seconds, 3),
+        environment=environment,
+        **more,
+    )
 
 
 @dataclass(frozen=True)
@@ -216,6 +214,13 @@ class Learned:
     channels: list[list[list[float | None]]]  # the last ones of each channel, if there is one activation per channel
     layers: list[str]
 
+    @classmethod
+    def of(cls, row: ActivationSpec, layers: Iterable[str], by_epoch: Sequence[Sequence[Tensor]]) -> Learned:
+        """Return them from the coefficients of each layer, (channels, bases), by epoch."""
+        means = [[round_numbers(layer.mean(0).tolist()) for layer in point] for point in by_epoch]
+        channels = [[*map(round_numbers, layer.tolist())] for layer in by_epoch[-1]] if row.per == "channel" else []
+        return cls(means, channels, [*map(spell_module, layers)])
+
 
 def read_coefficients(activations: Activations, points: Sequence[Tensor], k: int, row: ActivationSpec) -> Learned:
     """Return what member k of a population learned, given the coefficients of all members by epoch."""
@@ -224,9 +229,7 @@ def read_coefficients(activations: Activations, points: Sequence[Tensor], k: int
     names = [item.name for item in row.bases]
     chosen = [[item.name for item in site.activations[k].bases] == names for site in activations.sites]
     by_epoch = [list(itertools.compress(activations.split(k, point[k]), chosen)) for point in points]
-    means = [[round_numbers(layer.mean(0).tolist()) for layer in point] for point in by_epoch]
-    channels = [[*map(round_numbers, layer.tolist())] for layer in by_epoch[-1]] if row.per == "channel" else []
-    return Learned(means, channels, [spell_module(site.path) for site in itertools.compress(activations.sites, chosen)])
+    return Learned.of(row, (site.path for site in itertools.compress(activations.sites, chosen)), by_epoch)
 
 
 class _Display:

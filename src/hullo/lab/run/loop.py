@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
+from threading import Event
 from typing import Any, Protocol
 
 import torch
@@ -93,6 +95,23 @@ class Loop:
             self._end_epoch()
             yield
 
+    def run(self, stop: Event, save: Callable[[], None], every: float) -> Iterator[float]:
+        """Train to the last epoch; yield the time after each step and each epoch.
+
+        Save every so many seconds, and before the KeyboardInterrupt that a request to stop becomes.
+        """
+        last = saved = time.monotonic()
+        for _ in self.advance():
+            now = time.monotonic()
+            self.seconds += now - last
+            last = now
+            yield now
+            if stop.is_set() or now - saved >= every:
+                save()
+                last = saved = time.monotonic()
+            if stop.is_set():
+                raise KeyboardInterrupt
+
     def _take_step(self, *batch: Tensor) -> None:
         """Take a step on this process's shard of a batch of `_global_size` samples."""
         self.population.first_sample = self.world.shard(self._global_size).start
@@ -118,6 +137,11 @@ class Loop:
 
     def _evaluate_members(self) -> dict[str, Tensor]:
         """Return a point for every curve, with the members in the first dimension."""
+        raise NotImplementedError
+
+    @property
+    def val_scores(self) -> Tensor | None:
+        """Return what members score on validation data after each epoch, higher is better; None without such data."""
         raise NotImplementedError
 
     @torch.no_grad()

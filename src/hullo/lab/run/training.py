@@ -145,6 +145,10 @@ class Training(Loop):
         points |= {f"{name}_accuracy": accuracy for name, accuracy in accuracies.items()}
         return points | {"finite": finite, "coefficients": self.population.activations.coefficients}
 
+    @property
+    def val_scores(self) -> Tensor | None:
+        return self.curves["val_accuracy"][:, :, 0] if "val" in self.loader.eval_sizes else None
+
     def _evaluate(self, name: str) -> tuple[Tensor, Tensor]:
         """Return each member's loss on an evaluation set, (K), and its top-k accuracies in percent, (K, len(topk))."""
         sums = self.total.new_zeros(1 + len(self.loader.topk), len(self.specs))

@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from hullo.lab import networks
 from hullo.lab.files import atomic_write, checksum, read_safetensors
 from hullo.lab.networks import Task
-from hullo.lab.run.training import Training
+from hullo.lab.run.loop import Loop
 from hullo.lab.spec.run_spec import Spec
-from hullo.population import Population
+
+MORE = "more."
+"""Prefix of the tensors of a chosen state that are not those of the population."""
 
 
 class ChosenEpochs:
@@ -30,15 +32,16 @@ class ChosenEpochs:
     def __init__(self, state: Mapping[str, Tensor]) -> None:
         self.state = dict(state)
 
-    def update(self, training: Training) -> None:
-        """Take over the members that have their best epoch now."""
-        members, curves = len(training.specs), training.curves
+    def update(self, training: Loop, **more: Tensor) -> None:
+        """Take over the state, and more tensors, of the members that have their best epoch now."""
+        members, scores = len(training.population), training.val_scores
         is_best = torch.ones(members, dtype=torch.bool)
-        if "val_accuracy" in curves:
-            sound = curves["finite"].int().cummin(0).values.bool()
-            accuracies = curves["val_accuracy"][:, :, 0].where(sound, -1.0)
-            is_best = accuracies[-1] > accuracies[:-1].amax(0) if training.epoch > 1 else is_best
+        if scores is not None and training.epoch > 1:
+            sound = training.curves["finite"].int().cummin(0).values.bool()
+            scores = scores.where(sound, -torch.inf)
+            is_best = scores[-1] > scores[:-1].amax(0)
         current = training.population.state_dict() | {"epoch": torch.full((members,), training.epoch)}
+        current |= {f"{MORE}{name}": tensor for name, tensor in more.items()}
         for name, tensor in current.items():
             before = self.state.get(name)
             if before is None or tensor.shape[:1] != (members,) or name.startswith("shared."):
@@ -47,9 +50,10 @@ class ChosenEpochs:
                 chosen = is_best.to(tensor.device).view(-1, *[1] * (tensor.dim() - 1))
                 self.state[name] = torch.where(chosen, tensor, before.to(tensor.device))
 
-    def load_into(self, population: Population) -> list[int]:
+    def load_into(self, population: nn.Module) -> list[int]:
         """Load the chosen states, and return the epochs of the members."""
-        population.load_state_dict({name: tensor for name, tensor in self.state.items() if name != "epoch"})
+        weights = (name for name in self.state if name != "epoch" and not name.startswith(MORE))
+        population.load_state_dict({name: self.state[name] for name in weights})
         epochs: list[int] = self.state["epoch"].tolist()
         return epochs
 
