@@ -1,4 +1,4 @@
-"""The rows that population_peers.py writes, and the tables generated from them."""
+"""The rows that population_work.py writes, and the tables generated from them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ MARK = "†"
 class PeerRow(Environment):
     """One contender: milliseconds and MiB per network of a training step of so many members.
 
-    A row is `added` if it was put into the file later, from another process than the others of its network.
+    A row is `added` if it was put into the file later, from another process than the others of its network. A
+    contender that failed has a `note` that says why, and no times.
     """
 
     network: str
@@ -30,6 +31,7 @@ class PeerRow(Environment):
     ms: float
     mib: float
     added: bool = False
+    note: str = ""
 
     def is_beside(self, other: PeerRow) -> bool:
         """Return whether another row was measured with the same hardware, versions and commit."""
@@ -45,6 +47,11 @@ def read_peers(path: Path) -> list[PeerRow]:
     return [
         PeerRow(**{item.name: _KINDS[str(item.type)](line[item.name]) for item in fields(PeerRow)}) for line in lines
     ]
+
+
+def read_measured(path: Path) -> list[PeerRow]:
+    """Return the rows of a file that have times."""
+    return [row for row in read_peers(path) if not row.note]
 
 
 def add_peers(path: Path, rows: Sequence[PeerRow]) -> None:

@@ -1,45 +1,55 @@
-"""Compare populations with other ways to train K networks, on work that kernels were not tuned for, in one run.
+"""Compare populations with other ways to train K networks on one device, in one run, on the same work.
 
     python benchmarks/population_work.py --csv benchmarks/results/population_work.csv [--work nanogpt pinn]
+    python benchmarks/population_work.py --csv rows.csv --work lenet5 resnet20 mlp gpt --members 1 8 60 --contenders all
     python benchmarks/population_work.py --csv rows.csv --tiny --device cpu     # a test of a minute
 
 The workloads are in work_networks.py: a step is a forward and a backward pass, in bfloat16 by autocast except where
 there is a table or an equation, and an update by SGD with momentum. Each network has data of its own. The contenders:
 
-    compile, graph         one network under torch.compile, its step in a CUDA graph; K take K times as long
-    graph                  one network, its step in a CUDA graph
-    streams, graph         K networks on up to 16 streams, all their steps in one CUDA graph
+    graph                  one network, its step in a CUDA graph; K of them take K times as long
+    compile, graph         the same under torch.compile
+    graph, side by side    K networks on up to 16 streams, all their steps in one CUDA graph
     vmap, compile, graph   torch.func: K stacked networks under torch.compile, its step in a CUDA graph; networks with
                            different activations are stacked separately
-    hullo                  hullo.population, its step captured
+    hullo, graph           hullo.population, its step captured
+    eager loop             K networks, one after the other
+    graph, channels last   one network, images and filters in that order in memory
+    compile                one network under torch.compile(mode="reduce-overhead")
+    vmap; vmap, graph; vmap, compile; hullo
+                           the same without a graph, without torch.compile
+    HFTA; HFTA, graph      LeNet-5 and the MLP of HFTA's fused layers, where it is installed; it has no SGD, so
+                           torch.optim's updates its parameters
 
-A row holds milliseconds per network and step, the median over rounds of many steps, and the most memory per network. A
-contender that cannot be made has a row with the reason. Rows are written one by one; those that the file has are
-skipped. The first line states the environment; a file of another one is left alone. Without a GPU nothing is captured.
+The first five by default. A row holds milliseconds per network and step, the median over rounds of many steps, and
+memory per network: the most that a step allocates, or what stays reserved for a graph, if that is more. A contender
+that cannot be made has a row with the reason. Rows are written one by one; those that the file has are skipped.
+Without a GPU nothing is captured.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import gc
+import math
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from peer_rows import PeerRow, add_peers, read_peers
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from work_networks import Work, workloads
+from work_networks import FUSED, TUNED, Work, workloads
 
 from hullo.lab.spec.environment import device_name, environment
 from hullo.population import SGD, Population, capture
 
-COLUMNS = ("work", "members", "contender", "ms", "mib", "note")
 STREAMS, WARM_UP = 16, 3
 ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]
 """All but memory-efficient attention, which torch.compile chooses under vmap, where its backward pass fails."""
@@ -63,23 +73,37 @@ def sgd(parameters: Any) -> torch.optim.SGD:
     return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, fused=True)
 
 
-def single(work: Work, device: torch.device, k: int = 0, is_compiled: bool = False) -> Step:
-    """Return the step of network k."""
-    network = work.make(k).to(device)
+def single(
+    work: Work,
+    device: torch.device,
+    k: int = 0,
+    compiled: str = "",
+    layout: torch.memory_format = torch.contiguous_format,
+) -> Step:
+    """Return the step of network k, under torch.compile if its mode is given."""
+    network = work.make(k).to(device, memory_format=layout)
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
-        chosen = (work.compiled_loss or work.loss) if is_compiled else work.loss
-        return chosen(network, x, y, 1).sum()
+        chosen = (work.compiled_loss or work.loss) if compiled else work.loss
+        return chosen(
+            network, x if layout is torch.contiguous_format else x.contiguous(memory_format=layout), y, 1
+        ).sum()
 
-    compiled = torch.compile(loss, dynamic=False) if is_compiled else loss
-    return training_step(work, compiled, sgd(network.parameters()), device)
+    called = torch.compile(loss, mode=compiled, dynamic=False) if compiled else loss
+    return training_step(work, called, sgd(network.parameters()), device)
 
 
-def streams(work: Work, device: torch.device) -> Step:
-    """Return the step of K networks on several streams; one after the other without a GPU."""
+def loop(work: Work, device: torch.device) -> Step:
+    """Return the step of K networks, one after the other."""
     steps = [single(work, device, k) for k in range(work.members)]
+    return lambda x, y: [step(x[k], y[k]) for k, step in enumerate(steps)]
+
+
+def side_by_side(work: Work, device: torch.device) -> Step:
+    """Return the step of K networks on several streams; one after the other without a GPU."""
     if device.type != "cuda":
-        return lambda x, y: [step(x[k], y[k]) for k, step in enumerate(steps)]
+        return loop(work, device)
+    steps = [single(work, device, k) for k in range(work.members)]
     lanes = [torch.cuda.Stream() for _ in range(min(work.members, STREAMS))]
 
     def step(x: Tensor, y: Tensor) -> None:
@@ -95,8 +119,8 @@ def streams(work: Work, device: torch.device) -> Step:
     return step
 
 
-def vmapped(work: Work, device: torch.device) -> Step:
-    """Return the step of stacked networks by torch.func under torch.compile."""
+def vmapped(work: Work, device: torch.device, is_compiled: bool = True) -> Step:
+    """Return the step of stacked networks by torch.func."""
     alike: dict[str, list[int]] = defaultdict(list)
     networks = [work.make(k).to(device) for k in range(work.members)]
     for k, network in enumerate(networks):
@@ -104,7 +128,9 @@ def vmapped(work: Work, device: torch.device) -> Step:
     parts = []
     for indices in alike.values():
         parameters, buffers = stack_module_state([networks[k] for k in indices])
-        parts.append((torch.tensor(indices, device=device), parameters, buffers, _stacked(work, networks[indices[0]])))
+        call = _stacked(work, networks[indices[0]])
+        call = torch.compile(call, dynamic=False) if is_compiled else call
+        parts.append((torch.tensor(indices, device=device), parameters, buffers, call))
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
         with sdpa_kernel(ATTENTION):
@@ -116,7 +142,7 @@ def vmapped(work: Work, device: torch.device) -> Step:
 
 
 def _stacked(work: Work, network: nn.Module) -> Callable[..., Tensor]:
-    """Return the compiled function of stacked parameters, buffers, inputs and targets to losses."""
+    """Return the function of stacked parameters, buffers, inputs and targets to losses."""
 
     def one(parameters: Any, buffers: Any, x: Tensor, y: Tensor) -> Tensor:
         def forward(inputs: Tensor) -> Tensor:
@@ -125,11 +151,25 @@ def _stacked(work: Work, network: nn.Module) -> Callable[..., Tensor]:
 
         return (work.compiled_loss or work.loss)(forward, x, y, 1).sum()
 
-    return torch.compile(torch.func.vmap(one, randomness="different"), dynamic=False)
+    return torch.func.vmap(one, randomness="different")
 
 
-def population(work: Work, device: torch.device) -> Step:
-    """Return the captured step of K networks by hullo.population."""
+def hfta(work: Work, device: torch.device) -> Step:
+    """Return the step of K networks of HFTA's fused layers."""
+    from hfta import ops
+
+    if work.name not in FUSED:
+        raise ValueError(f"written for {', '.join(FUSED)} alone")
+    network = FUSED[work.name](ops, work.members).to(device)
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return work.loss(network, x, y, work.members).sum()
+
+    return training_step(work, loss, sgd(network.parameters()), device)
+
+
+def population(work: Work, device: torch.device, is_captured: bool = True) -> Step:
+    """Return the step of K networks by hullo.population."""
     networks = Population([work.make(k) for k in range(work.members)]).to(device)
     copies = torch.bfloat16 if work.half and device.type == "cuda" else None
     optimizer = SGD(networks, lr=1e-3, momentum=0.9, copies=copies)
@@ -137,7 +177,8 @@ def population(work: Work, device: torch.device) -> Step:
     def loss(x: Tensor, y: Tensor) -> Tensor:
         return work.loss(networks, x, y, work.members).sum()
 
-    return capture(training_step(work, loss, optimizer, device), networks, optimizer, check=False)
+    step = training_step(work, loss, optimizer, device)
+    return capture(step, networks, optimizer, check=False) if is_captured else step
 
 
 def graphed(step: Step, x: Tensor, y: Tensor) -> Step:
@@ -163,28 +204,48 @@ def graphed(step: Step, x: Tensor, y: Tensor) -> Step:
     return replay
 
 
-CONTENDERS: dict[str, tuple[bool, Callable[[Work, Tensor, Tensor], Step]]] = {
-    "compile, graph": (True, lambda work, x, y: graphed(single(work, x.device, is_compiled=True), x, y)),
-    "graph": (True, lambda work, x, y: graphed(single(work, x.device), x, y)),
-    "streams, graph": (False, lambda work, x, y: graphed(streams(work, x.device), x, y)),
-    "vmap, compile, graph": (False, lambda work, x, y: graphed(vmapped(work, x.device), x, y)),
-    "hullo": (False, lambda work, x, y: population(work, x.device)),
+Make = Callable[[Work, Tensor, Tensor], Step]
+ALONE: dict[str, Make] = {
+    "graph": lambda work, x, y: graphed(single(work, x.device), x, y),
+    "compile, graph": lambda work, x, y: graphed(single(work, x.device, compiled="default"), x, y),
+    "graph, channels last": lambda work, x, y: graphed(single(work, x.device, layout=torch.channels_last), x, y),
+    "compile": lambda work, x, y: single(work, x.device, compiled="reduce-overhead"),
 }
-"""By name: whether there is one network alone, and the function that makes the step."""
+"""Contenders of one network alone."""
+TOGETHER: dict[str, Make] = {
+    "graph, side by side": lambda work, x, y: graphed(side_by_side(work, x.device), x, y),
+    "vmap, compile, graph": lambda work, x, y: graphed(vmapped(work, x.device), x, y),
+    "hullo, graph": lambda work, x, y: population(work, x.device),
+    "eager loop": lambda work, x, y: loop(work, x.device),
+    "vmap": lambda work, x, y: vmapped(work, x.device, is_compiled=False),
+    "vmap, graph": lambda work, x, y: graphed(vmapped(work, x.device, is_compiled=False), x, y),
+    "vmap, compile": lambda work, x, y: vmapped(work, x.device),
+    "HFTA": lambda work, x, y: hfta(work, x.device),
+    "HFTA, graph": lambda work, x, y: graphed(hfta(work, x.device), x, y),
+    "hullo": lambda work, x, y: population(work, x.device, is_captured=False),
+}
+CONTENDERS = ALONE | TOGETHER
+DEFAULT = ("graph", "compile, graph", "graph, side by side", "vmap, compile, graph", "hullo, graph")
 
 
 def measure(work: Work, contender: str, device: torch.device, rounds: int, seconds: float) -> tuple[float, float]:
     """Return milliseconds and MiB per network and step."""
-    is_single, make = CONTENDERS[contender]
-    members = 1 if is_single else work.members
-    x, y = (tensor[0] if is_single else tensor for tensor in work.data(members, device))
-    _clear(device)
-    step = make(work, x, y)
+    members = 1 if contender in ALONE else work.members
+    x, y = (tensor[0] if contender in ALONE else tensor for tensor in work.data(members, device))
+    allocated, reserved = _clear(device)
+    step = CONTENDERS[contender](work, x, y)
     for _ in range(WARM_UP):
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
         step(x, y)
     steps = max(1, round(seconds / _time(step, x, y, 1, device)))
     times = [_time(step, x, y, steps, device) for _ in range(rounds)]
-    held = torch.cuda.max_memory_reserved() / 2**20 if device.type == "cuda" else float("nan")
+    held = math.nan
+    if device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated() - allocated
+        gc.collect()
+        torch.cuda.empty_cache()
+        held = max(peak, torch.cuda.memory_reserved() - reserved) / 2**20
     return 1e3 * statistics.median(times) / members, held / members
 
 
@@ -198,38 +259,22 @@ def _time(step: Step, x: Tensor, y: Tensor, steps: int, device: torch.device) ->
     return (time.perf_counter() - start) / steps
 
 
-def _clear(device: torch.device) -> None:
-    """Forget compiled code and free memory of other contenders."""
+def _clear(device: torch.device) -> tuple[int, int]:
+    """Forget compiled code and free memory of other contenders; return the bytes that stay allocated and reserved."""
     torch.compiler.reset()
     gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-
-
-def read_rows(path: Path, where: str) -> set[tuple[str, str]]:
-    """Return the work and contender of each row of a file, which is begun if it does not exist."""
-    if not path.exists():
-        path.write_text(f"# {where}\n{','.join(COLUMNS)}\n")
-        return set()
-    first, *lines = path.read_text().splitlines()
-    if first != f"# {where}":
-        raise SystemExit(f"{path} was measured on {first.removeprefix('# ')}, this is {where}; give another file")
-    return {(row["work"], row["contender"]) for row in csv.DictReader(lines)}
-
-
-def remaining(
-    chosen: Sequence[str], contenders: Sequence[str], done: set[tuple[str, str]]
-) -> Iterator[tuple[str, str]]:
-    """Yield what is still to be measured, all contenders of a workload one after the other."""
-    return ((name, contender) for name in chosen for contender in contenders if (name, contender) not in done)
+    if device.type != "cuda":
+        return 0, 0
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
 
 
 def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--csv", type=Path, required=True)
-    parser.add_argument("--work", nargs="+", choices=workloads(), default=list(workloads()))
-    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
+    parser.add_argument("--work", nargs="+", choices=workloads(), help=f"all but {', '.join(TUNED)} by default")
+    parser.add_argument("--members", nargs="+", type=int, help="numbers of networks; by default that of each workload")
+    parser.add_argument("--contenders", nargs="+", choices=[*CONTENDERS, "all"], default=DEFAULT)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=0.2, help="of a round")
@@ -237,18 +282,30 @@ def main(given: Sequence[str] | None = None) -> None:
     options = parser.parse_args(given)
     device = torch.device(options.device)
     torch.backends.cudnn.benchmark = True
-    where, works = str(environment(device_name(device))), workloads(options.tiny)
+    where, works = environment(device_name(device)), workloads(options.tiny)
     print(where, flush=True)
-    for name, contender in remaining(options.work, options.contenders, read_rows(options.csv, where)):
-        row: list[Any] = [name, works[name].members, contender]
+    contenders = CONTENDERS if "all" in options.contenders else options.contenders
+    cells = [
+        (replace(works[name], members=members), contender)
+        for name in options.work or [name for name in works if name not in TUNED]
+        for members in options.members or [works[name].members]
+        for contender in contenders
+    ]
+    done = {(row.network, row.members, row.contender) for row in read_peers(options.csv)}
+    for work, contender in cells:
+        if (work.name, work.members, contender) in done:
+            continue
+        ms, mib, note = math.nan, math.nan, ""
         try:
-            ms, mib = measure(works[name], contender, device, options.rounds, 0.0 if options.tiny else options.seconds)
-            row += [f"{ms:.4g}", f"{mib:.4g}", ""]
+            ms, mib = measure(work, contender, device, options.rounds, 0.0 if options.tiny else options.seconds)
         except Exception as error:  # such as no rule of vmap, or no memory
-            row += ["", "", (str(error).strip() or type(error).__name__).splitlines()[0][:200]]
-        with options.csv.open("a", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerow(row)
-        print(f"{name:10} K={row[1]:3} {contender:21} {row[3]:>9} ms {row[4]:>9} MiB {row[5]}", flush=True)
+            note = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        ms, mib = (float(f"{value:.4g}") for value in (ms, mib))
+        row = PeerRow(
+            **vars(where), network=work.name, members=work.members, contender=contender, ms=ms, mib=mib, note=note
+        )
+        add_peers(options.csv, [row])
+        print(f"{work.name:10} K={work.members:3} {contender:21} {ms:9} ms {mib:9} MiB {note}", flush=True)
 
 
 if __name__ == "__main__":

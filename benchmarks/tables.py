@@ -76,9 +76,9 @@ TABLES: dict[str, tuple[Callable[[Path], Sequence[Any]], Callable[[Sequence[Any]
     "bench-groups": (read_rows, groups),
     "bench-graph": (read_rows, graph),
     "bench-overhead": (read_rows, overhead),
-    "peers": (peer_rows.read_peers, peer_rows.peers),
-    "peers-factors": (peer_rows.read_peers, peer_rows.factors),
-    "peers-brief": (peer_rows.read_peers, peer_rows.brief),
+    "peers": (peer_rows.read_measured, peer_rows.peers),
+    "peers-factors": (peer_rows.read_measured, peer_rows.factors),
+    "peers-brief": (peer_rows.read_measured, peer_rows.brief),
 }
 """Functions that read a file and that make a table of its rows, by the name of the block."""
 

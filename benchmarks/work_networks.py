@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hullo import AffineHull
+from hullo.lab.networks.lenet5 import LeNet5
 from hullo.lab.networks.resnet56 import ResNet
 
 
@@ -56,6 +58,7 @@ class Work:
     """Describe a workload.
 
     Args:
+        name: of the workload.
         members: number of networks in a population.
         make: the function that makes network k.
         batch: the shape of one network's inputs, and of its targets.
@@ -66,6 +69,7 @@ class Work:
         half: whether autocast to bfloat16 is on.
     """
 
+    name: str
     members: int
     make: Callable[[int], nn.Module]
     batch: tuple[tuple[int, ...], tuple[int, ...]]
@@ -272,34 +276,97 @@ def tabular(widths: tuple[int, ...]) -> nn.Module:
     return nn.Sequential(*hidden, nn.Linear(widths[-1], 7))
 
 
+class PlainGPT(nn.Module):
+    """A GPT without dropout."""
+
+    def __init__(self, layers: int, width: int, heads: int, length: int) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(256, width), nn.Parameter(torch.zeros(length, width))
+        self.blocks = nn.Sequential(*(Block(width, heads, 0.0, 0.0, True) for _ in range(layers)))
+        self.head = nn.Linear(width, 256)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.blocks(self.tokens(tokens) + self.positions))
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+
+
+class FusedLeNet5(nn.Module):
+    """LeNet-5 of HFTA's layers, which take images as (N, K, C, H, W) and features as (K, N, F)."""
+
+    def __init__(self, ops: Any, members: int) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = ops.Conv2d(3, 20, 5, B=members), ops.Conv2d(20, 50, 5, B=members)
+        self.pool = ops.MaxPool2d(2, B=members)
+        self.linear1, self.linear2 = ops.Linear(1250, 500, B=members), ops.Linear(500, 10, B=members)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.pool(self.conv1(x.transpose(0, 1).contiguous()).relu())
+        x = self.pool(self.conv2(x).relu()).transpose(0, 1).flatten(2)
+        return self.linear2(self.linear1(x).relu())
+
+
+def fused_mlp(ops: Any, members: int) -> nn.Module:
+    first, second, third = (ops.Linear(*sizes, B=members) for sizes in ((784, 512), (512, 512), (512, 10)))
+    return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), third)
+
+
+FUSED: dict[str, Callable[[Any, int], nn.Module]] = {"lenet5": FusedLeNet5, "mlp": fused_mlp}
+"""Networks of K members by HFTA's layers."""
+
+
+TUNED = ("lenet5", "resnet20", "mlp", "gpt")
+"""Workloads that kernels were tuned for."""
+
+
+def relu(channels: int) -> nn.Module:
+    return nn.ReLU()
+
+
 def workloads(tiny: bool = False) -> dict[str, Work]:
-    """Return all workloads by name; `tiny` ones are for tests on a CPU."""
-    if tiny:
-        image, members = (2, 3, 16, 16), 2
-        return {
-            "nanogpt": Work(members, lambda k: GPT(1, 16, 2, 8), ((2, 8), (2, 8)), 65, 65),
-            "bert": Work(members, lambda k: Bert(1, 16, 2, 8), ((2, 8), (2,)), tokens=1000),
-            "unet": Work(members, lambda k: UNet(8, 2), (image, image), 0, loss=regress),
-            "lstm": Work(members, lambda k: CharLSTM(8), ((2, 5), (2, 5)), 65, 65),
-            "pinn": Work(5, lambda k: pinn(k, 8), ((6, 2), (6, 1)), 0, 0, burgers, burgers_by_func, half=False),
-            "resnet20": Work(members, lambda k: ResNet(lambda channels: nn.ReLU(), n=1), (image, (2,))),
-            "vit": Work(members, lambda k: ViT(1, 16, 2, 16, 8), (image, (2,))),
-            "convnext": Work(members, lambda k: convnext((8, 8), (1, 1)), (image, (2,))),
-            "mobilenet": Work(members, lambda k: mobilenet(8, 2), (image, (2,))),
-            "vgg": Work(members, lambda k: vgg((8, 8)), (image, (2,))),
-            "tabular": Work(members, lambda k: tabular((8, 8)), ((4, 54), (4,)), 7, half=False),
-        }
-    image = (64, 3, 64, 64)
-    return {
-        "nanogpt": Work(8, lambda k: GPT(6, 384, 6, 256), ((64, 256), (64, 256)), 65, 65),
-        "bert": Work(8, lambda k: Bert(4, 256, 4, 128), ((32, 128), (32,)), tokens=1000),
-        "unet": Work(8, lambda k: UNet(32, 4), ((16, 3, 64, 64), (16, 3, 64, 64)), 0, loss=regress),
-        "lstm": Work(8, lambda k: CharLSTM(256), ((64, 128), (64, 128)), 65, 65),
-        "pinn": Work(25, lambda k: pinn(k, 64), ((6400, 2), (6400, 1)), 0, 0, burgers, burgers_by_func, half=False),
-        "resnet20": Work(16, lambda k: ResNet(lambda channels: nn.ReLU(), n=3), ((128, 3, 32, 32), (128,))),
-        "vit": Work(8, lambda k: ViT(12, 192, 3, 64, 8), (image, (64,))),
-        "convnext": Work(8, lambda k: convnext((40, 80, 160, 320), (2, 2, 6, 2)), (image, (64,))),
-        "mobilenet": Work(8, lambda k: mobilenet(16, 8), (image, (64,))),
-        "vgg": Work(8, lambda k: vgg((64, 128, 256)), ((128, 3, 32, 32), (128,))),
-        "tabular": Work(60, lambda k: tabular((510, 263, 363)), ((256, 54), (256,)), 7, half=False),
-    }
+    """Return all workloads by name; `tiny` ones are for tests."""
+    return {work.name: work for work in (_tiny() if tiny else _full())}
+
+
+def _tiny() -> list[Work]:
+    image, members = (2, 3, 16, 16), 2
+    return [
+        Work("lenet5", members, lambda k: LeNet5(relu), ((2, 3, 32, 32), (2,))),
+        Work("resnet20", members, lambda k: ResNet(relu, n=1), (image, (2,))),
+        Work("mlp", members, lambda k: mlp(), ((2, 784), (2,))),
+        Work("gpt", members, lambda k: PlainGPT(1, 16, 2, 8), ((2, 8), (2, 8)), 256, 256),
+        Work("nanogpt", members, lambda k: GPT(1, 16, 2, 8), ((2, 8), (2, 8)), 65, 65),
+        Work("bert", members, lambda k: Bert(1, 16, 2, 8), ((2, 8), (2,)), tokens=1000),
+        Work("unet", members, lambda k: UNet(8, 2), (image, image), 0, loss=regress),
+        Work("lstm", members, lambda k: CharLSTM(8), ((2, 5), (2, 5)), 65, 65),
+        Work("pinn", 5, lambda k: pinn(k, 8), ((6, 2), (6, 1)), 0, 0, burgers, burgers_by_func, half=False),
+        Work("resnet20_batch128", members, lambda k: ResNet(relu, n=1), (image, (2,))),
+        Work("vit", members, lambda k: ViT(1, 16, 2, 16, 8), (image, (2,))),
+        Work("convnext", members, lambda k: convnext((8, 8), (1, 1)), (image, (2,))),
+        Work("mobilenet", members, lambda k: mobilenet(8, 2), (image, (2,))),
+        Work("vgg", members, lambda k: vgg((8, 8)), (image, (2,))),
+        Work("tabular", members, lambda k: tabular((8, 8)), ((4, 54), (4,)), 7, half=False),
+    ]
+
+
+def _full() -> list[Work]:
+    image, small = (64, 3, 64, 64), (32, 3, 32, 32)
+    return [
+        Work("lenet5", 60, lambda k: LeNet5(relu), (small, (32,))),
+        Work("resnet20", 60, lambda k: ResNet(relu, n=3), (small, (32,))),
+        Work("mlp", 60, lambda k: mlp(), ((32, 784), (32,))),
+        Work("gpt", 60, lambda k: PlainGPT(4, 256, 4, 128), ((8, 128), (8, 128)), 256, 256),
+        Work("nanogpt", 8, lambda k: GPT(6, 384, 6, 256), ((64, 256), (64, 256)), 65, 65),
+        Work("bert", 8, lambda k: Bert(4, 256, 4, 128), ((32, 128), (32,)), tokens=1000),
+        Work("unet", 8, lambda k: UNet(32, 4), ((16, 3, 64, 64), (16, 3, 64, 64)), 0, loss=regress),
+        Work("lstm", 8, lambda k: CharLSTM(256), ((64, 128), (64, 128)), 65, 65),
+        Work("pinn", 25, lambda k: pinn(k, 64), ((6400, 2), (6400, 1)), 0, 0, burgers, burgers_by_func, half=False),
+        Work("resnet20_batch128", 16, lambda k: ResNet(relu, n=3), ((128, 3, 32, 32), (128,))),
+        Work("vit", 8, lambda k: ViT(12, 192, 3, 64, 8), (image, (64,))),
+        Work("convnext", 8, lambda k: convnext((40, 80, 160, 320), (2, 2, 6, 2)), (image, (64,))),
+        Work("mobilenet", 8, lambda k: mobilenet(16, 8), (image, (64,))),
+        Work("vgg", 8, lambda k: vgg((64, 128, 256)), ((128, 3, 32, 32), (128,))),
+        Work("tabular", 60, lambda k: tabular((510, 263, 363)), ((256, 54), (256,)), 7, half=False),
+    ]

@@ -16,9 +16,6 @@ SCRIPTS = {
     "gated": (),
     "network_step": ("resnet56",),
     "plain_epoch": (),
-    "population_step": ("--networks", "lenet5", "--members", "2", "--seconds", "0"),
-    "population_cpu": ("--networks", "mlp", "--members", "1", "2"),
-    "population_convolutions": ("--members", "2", "--batch-size", "1"),
 }
 
 
