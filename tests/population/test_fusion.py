@@ -158,7 +158,7 @@ def _changed_meanwhile(net: nn.Module, x: Tensor) -> Tensor:
         (lambda net, x: F.relu(torch.add(net.norm(net.conv(x)), net.conv(x), alpha=2)), False),
         (lambda net, x: (lambda y: F.relu(y + y))(net.norm(net.conv(x))), False),
         (_changed_by_its_activation, True),
-        (_changed_meanwhile, False),
+        (_changed_meanwhile, True),
     ],
 )
 def test_residuals_and_operations_in_place(function: Callable[..., Any], fused: bool) -> None:
@@ -193,7 +193,7 @@ def _sum_changed_afterwards(net: nn.Module, x: Tensor) -> Tensor:
         (lambda net, x: net.norm(x + x), 1),
         (_used_before_and_after, 1),
         (_two_norms_of_a_sum, 2),
-        (_sum_changed_afterwards, 0),
+        (_sum_changed_afterwards, 1),
         (lambda net, x: net.norm(x + net.linear(x).mean(1, keepdim=True)), 1),
         (lambda net, x: net.norm(torch.add(x, net.linear(x), alpha=2)), 1),
         (lambda net, x: F.layer_norm(x + net.linear(x), (6,), net.norm.weight * 2, None), 0),

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from trained_alone import ACTIVATIONS, assert_equal_states, inputs_of, make, train
 
 import hullo
-from hullo.population import SGD, Adam, LoweringError, Population
+from hullo.population import SGD, Adam, ContractError, Population
 
 
 def test_members_keep_class_ties_buffers_and_modes() -> None:
@@ -224,22 +224,20 @@ def test_numbers_that_change_more_than_a_factor_are_rejected_with_the_line() -> 
 
 
 class Hidden(nn.Module):
-    """Call a layer that is not registered."""
+    """Call a layer by a function, which refers to the network that every member is a copy of."""
 
-    def __init__(self, by_function: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.Linear(3, 3) if by_function else None
-        self.layers = [] if by_function else [nn.Linear(3, 3)]
+        self.layer = nn.Linear(3, 3)
         self.function = lambda x: self.layer(x)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layers[0](x) if self.layers else self.function(x)
+        return self.function(x)
 
 
-@pytest.mark.parametrize("by_function", [False, True])
-def test_parameters_that_are_not_those_of_a_copy_are_rejected(by_function: bool) -> None:
-    with pytest.raises(LoweringError, match=r"parameter of shape .* not registered"):
-        Population([Hidden(by_function)])(torch.randn(4, 3), in_dims=None)
+def test_parameters_that_are_not_those_of_a_copy_break_the_contract() -> None:
+    with pytest.raises(ContractError, match="member 1 alone differs"):
+        Population([Hidden() for _ in range(2)]).check(torch.randn(4, 3), in_dims=None)
 
 
 def test_different_forward_hooks_are_rejected() -> None:

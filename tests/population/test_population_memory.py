@@ -41,26 +41,6 @@ def test_parameters_in_collections_are_those_of_each_member() -> None:
     assert_agrees([Net(compute, collect) for _ in range(3)], numbers(3, 5, 4))
 
 
-def remember(net: Any) -> None:
-    net.register_buffer("memory", torch.zeros(1, 2, 5, 5, dtype=torch.float64))
-
-
-def test_padding_is_that_of_before_a_write() -> None:
-    def of_a_buffer(net: Any, x: Tensor) -> Tensor:
-        old = F.pad(net.memory, (1, 1, 1, 1))
-        net.memory.add_(x)
-        return net.conv(old)
-
-    def of_a_value(net: Any, x: Tensor) -> Tensor:
-        y = x * 2
-        padded = F.pad(y, (1, 1, 1, 1))
-        y.mul_(3)
-        return net.conv(padded) + F.pad(y, (1, 1, 1, 1))
-
-    for compute in (of_a_buffer, of_a_value):
-        assert_agrees([Net(compute, remember) for _ in range(2)], numbers(2, 1, 2, 5, 5))
-
-
 def written(net: Any, x: Tensor) -> Tensor:
     y = net.a(x)
     y *= net.b.bias
@@ -83,6 +63,23 @@ def test_memory_is_that_of_one_network(compute: Callable[..., Tensor]) -> None:
     networks, x = [Net(compute) for _ in range(2)], numbers(3, 4)
     expected = torch.stack([network(x) for network in networks])
     torch.testing.assert_close(Population(networks)(x, in_dims=None), expected, rtol=1e-10, atol=1e-10)
+
+
+def regions(net: Any, x: Tensor) -> Tensor:
+    y = net.a(x)
+    with torch.no_grad():
+        kept = y * 2
+        with torch.autocast("cpu", torch.bfloat16):
+            rounded = net.b.weight.float() @ net.a.weight.float()
+            with torch.enable_grad():
+                y = y + net.b(y.detach())
+        kept[:, 1] = rounded[0, 0]
+        net.a.bias.clamp_(-0.1, 0.1)
+    return y * kept + net.a.bias
+
+
+def test_gradients_and_autocast_are_switched_where_a_network_does() -> None:
+    assert_agrees([Net(regions) for _ in range(2)], numbers(2, 3, 4))
 
 
 def test_grids_sample_the_images_of_their_members() -> None:
@@ -239,7 +236,7 @@ def test_strides_are_those_of_each_network(stride: Callable[[Tensor], Tensor]) -
     "read", [lambda y: y[1:].as_strided((3, 4), (4, 1), 0), lambda y: y[:, :2].as_strided((2,), (4,))]
 )
 def test_strides_beyond_the_input_are_refused(read: Callable[[Tensor], Tensor]) -> None:
-    with pytest.raises(LoweringError, match=r"as_strided.* reads memory outside of its input"):
+    with pytest.raises(LoweringError, match=r"as_strided.* uses memory outside of its input"):
         Population([Net(lambda net, x: read(net.a(x)))])(numbers(1, 3, 4))
 
 

@@ -316,21 +316,16 @@ def _precision(tensor: Tensor) -> float:
 
 def _outputs_by_module(program: Program) -> dict[tuple[str, int], list[fx.Node]]:
     """Return the nodes whose values leave each call of a module, by its path and the number of the call."""
-    root = program.graph.module.graph
     inside: dict[str, list[fx.Node]] = {}
     paths: dict[str, str] = {}
-    for node in program.executed:
+    for node in program.graph.nodes:
         for key, (path, _) in node.meta.get("nn_module_stack", {}).items():
             inside.setdefault(key, []).append(node)
             paths[key] = path
     counts, result = Counter[str](), dict[tuple[str, int], list[fx.Node]]()
     for key, nodes in inside.items():
         own = set(nodes)
-        leaving = [
-            node
-            for node in nodes
-            if any(user not in own and (user.op != "output" or node.graph is root) for user in node.users)
-        ]
+        leaving = [node for node in nodes if any(user not in own for user in node.users)]
         result[paths[key], counts[paths[key]]] = leaving
         counts[paths[key]] += 1
     return result

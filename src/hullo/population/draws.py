@@ -14,7 +14,6 @@ from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
 from hullo.population.rules import RULES, Context
-from hullo.population.trace.in_place import functional
 from hullo.population.values import Value, map_values
 
 _HANDLERS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
@@ -55,7 +54,7 @@ class SameDraws(TorchFunctionMode):
             args = (args,)  # torch.rand(2, 3)
         given = pytree.tree_map(lambda item: _one(item) if isinstance(item, Tensor) else item, (args, kwargs))
         context = replace(self.context, number=number)
-        result = RULES[functional(target) if target._schema.is_mutable else target](context, *given[0], **given[1])
+        result = RULES[target](context, *given[0], **given[1])
         if result is NotImplemented:
             return function(*args, **kwargs)
         result = map_values(lambda value: value.select(0), result)

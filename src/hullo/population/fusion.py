@@ -14,7 +14,7 @@ added by the fused kernel.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,6 +30,7 @@ from hullo.population.rules.convolutions import as_images, convolve_batch, flat_
 from hullo.population.rules.layers import as_rows, multiply
 from hullo.population.sites import Activation, Call
 from hullo.population.trace.graph import SITE
+from hullo.population.trace.in_place import RUNNING
 from hullo.population.values import Value
 
 aten = torch.ops.aten
@@ -85,23 +86,28 @@ class Fusion:
     second: fx.Node | None = None
 
 
-def find_fusions(graph: fx.Graph, sites: Sites, written: Container[fx.Node]) -> Iterator[Fusion]:
+def find_fusions(nodes: Sequence[fx.Node], sites: Sites, written: Container[fx.Node]) -> Iterator[Fusion]:
     """Yield the groups of nodes in a graph that one kernel computes.
 
     `sites` has the calls of activations by the number of their site, of those that take one call. `written` has the
-    nodes whose memory an operation writes to, which are left alone: a group is not computed at the place of each of
-    its nodes.
+    placeholders of tensors that change: a group is not computed at the place of each of its nodes.
     """
     taken: set[fx.Node] = set()
     for find in (_find_pool, _find_norm, _find_linear, _find_sum, _find_layer_norm):
-        for node in graph.nodes:
+        for node in nodes:
             if (found := find(node, sites)) is None:
                 continue
-            nodes = {found.last, *found.inner}
-            touched = nodes.union(*(item.all_input_nodes for item in nodes))
-            if taken.isdisjoint(nodes) and not any(item in written for item in touched):
-                taken |= nodes
+            group = {found.last, *found.inner}
+            read = {item for member in group for item in member.all_input_nodes if not _updates(member, item)}
+            regions = {member.meta.get("regions") for member in group}
+            if taken.isdisjoint(group) and len(regions) == 1 and not any(item in written for item in read):
+                taken |= group
                 yield found
+
+
+def _updates(node: fx.Node, item: fx.Node) -> bool:
+    """Return whether a node is a norm, and an item its running statistics alone."""
+    return node.target in RUNNING and item in node.args[3:5] and len(item.users) == 1
 
 
 def _all_equal(sizes: Any, number: int) -> bool:

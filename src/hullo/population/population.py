@@ -299,8 +299,7 @@ class Population(nn.Module):
         if self.training and backward_pass_id() < 0:  # a backward pass computes a step again
             self.steps.add_(1)
         writes_parameters = any(self._aliases[name] in self._parameter_names for name in program.mutated)
-        writes = (writes_parameters, bool(program.writes))
-        context = Context(len(self), self.seeds, self.steps, 0, self.first_sample, *writes)
+        context = Context(len(self), self.seeds, self.steps, 0, self.first_sample, writes_parameters)
         run = Run(context, self.activations, self.activations.rows(), observe)
         return program.run(run, tensors, values)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,14 +19,12 @@ from hullo._compat import add_to_each, is_out_of_memory
 from hullo.population.activations import Activations
 from hullo.population.fusion import Fusion, find_fusions
 from hullo.population.rules import RULES, Context, arguments, noise, norms, recurrent, shapes  # noqa: F401  (they register rules)
-from hullo.population.rules.strides import memory_of, read_strided, write_strided
+from hullo.population.rules.strides import STRIDED, call_strided
 from hullo.population.sites import Site
 from hullo.population.trace.dropout_rates import with_rates
 from hullo.population.trace.export import LoweringError, at_source, source_of
 from hullo.population.trace.graph import SITE, Graph
-from hullo.population.trace.in_place import all_nodes, fill_diagonal, functional, positional, written_nodes
 from hullo.population.values import (
-    PaddedValue,
     Value,
     call_looped,
     call_pointwise,
@@ -41,7 +40,6 @@ _ASSERTIONS = ("aten._assert", "aten.sym_constrain", "aten._functional_assert", 
 _DIFFERENTIABLE = {
     aten.copy.default: copy_like,
     torch.ops.hullo.local_response_norm.default: F.local_response_norm,
-    torch.ops.hullo.fill_diagonal.default: fill_diagonal,
 }
 """Operators without a derivative, and functions that compute the same, elementwise or with a rule of their own."""
 
@@ -65,130 +63,78 @@ class Program:
 
     def __init__(self, graph: Graph, sites: Sequence[Site], activations: Activations) -> None:
         self.graph, self.sites = graph, sites
-        self.numbers = {node: i for i, node in enumerate(filter(_has_random_rule, all_nodes(graph.module)))}
-        fusions = find_fusions(graph.module.graph, activations.fusable_calls, graph.written)
+        self.numbers = {node: i for i, node in enumerate(filter(_has_random_rule, graph.nodes))}
+        fusions = find_fusions(graph.nodes, activations.fusable_calls, graph.changed)
         self.fusions = {fusion.last: fusion for fusion in fusions}
-        self.owner = {node: fusion.last for fusion in self.fusions.values() for node in fusion.inner}
-        self.counters = {node for node in graph.module.graph.nodes if self._is_counter(node)}
-        self.lowering: dict[fx.Node, str] = {}
-        self.mutated = self._mutated_tensors()
-        self.writes = [node for node in all_nodes(graph.module) if node not in self.counters and _writes(node)]
-
-    def _is_counter(self, node: fx.Node) -> bool:
-        """Return whether a node adds a number to a buffer that nothing else reads, as batch norms count batches."""
-        if node.target is not aten.add_.Tensor or len(node.args) != 2 or node.kwargs or node.users:
-            return False
-        buffer, number = node.args
-        if not isinstance(buffer, fx.Node) or not isinstance(number, int) or len(buffer.users) > 1:
-            return False
-        sharing = {other for other, memory in self.graph.written.items() if memory & self.graph.written[node]}
-        return self.graph.inputs.get(buffer.name, ("", ""))[0] == "tensor" and sharing == {buffer, node}
-
-    def _mutated_tensors(self) -> set[str]:
-        """Return the names of parameters and buffers that a run changes."""
-        changed = set(self.graph.written)
-        norms_of = [node for node in all_nodes(self.graph.module) if node.target in norms.RUNNING]
-        statistics = [item for node in norms_of for item in node.args[3:5] if isinstance(item, fx.Node)]
-        memory = set(map(memory_of, statistics))  # which may be views of buffers
-        changed.update(
-            node for node in self.graph.module.graph.find_nodes(op="placeholder") if memory_of(node) in memory
-        )
-        inputs = [self.graph.inputs.get(node.name, ("", "")) for node in changed if node.op == "placeholder"]
-        return {name for kind, name in inputs if kind == "tensor"}
-
-    @property
-    def executed(self) -> list[fx.Node]:
-        """Return the nodes in the order in which they are computed, those of regions in their place."""
-        return list(_executed(self.graph.module))
+        self.owner: dict[fx.Node, fx.Node] = {
+            node: fusion.last for fusion in self.fusions.values() for node in fusion.inner
+        }
+        counts: dict[Any, fx.Node] = {node.args[1]: node for node in graph.nodes if _is_count(node)}
+        self.counts, self.skipped = list(counts), {*self.owner, *counts, *counts.values()}
+        self.lowering: dict[fx.Node, str] = dict.fromkeys(counts, "own")
+        self.last_uses = self._find_last_uses()
+        written = [graph.inputs.get(node.name, ("", "")) for node in graph.changed]
+        self.mutated = {name for kind, name in written if kind == "tensor"} | {*graph.assigned}
 
     @property
     def draws(self) -> list[tuple[fx.Node, int]]:
         """Return the nodes that may draw random numbers in the order in which they are computed, with their numbers."""
-        return [(node, self.numbers[node]) for node in self.executed if node in self.numbers]
+        return list(self.numbers.items())
 
     def run(self, run: Run, tensors: Mapping[str, Value], inputs: Sequence[Value]) -> Any:
         """Return the network's outputs, nested as the network returns them, with the members first in each tensor."""
-        remaining, leaves = iter(inputs), []
-        for node in self.graph.module.graph.find_nodes(op="placeholder"):
-            kind, what = self.graph.inputs[node.name]
-            leaves.append(tensors[what] if kind == "tensor" else Value(what) if kind == "constant" else next(remaining))
-        members = run.context.members
-        outputs = map_values(
-            lambda value: _in_order(value.own(members).at(0, members)), self._run_nodes(run, self.graph.module, leaves)
-        )
-        return pytree.tree_unflatten(list(outputs), self.graph.output_spec)
-
-    def _run_nodes(self, run: Run, module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        remaining, members = iter(inputs), run.context.members
         env: dict[Any, Any] = {}  # by node; a copy for one user, by node and user
-        remaining = iter(inputs)
-        last = self._last_uses(module.graph)
-        counted: list[tuple[Value, int]] = []
-        filled = self._find_filled(module.graph, inputs)
-        for node in module.graph.nodes:
-            if node in self.owner:
-                continue
-            if node in self.counters:
-                counted.append(tuple(_look_up(node.args, node, env)))
-                self.lowering[node] = "own"
-                continue
+        for node in self.graph.nodes:
             if node.op == "placeholder":
-                env[node] = next(remaining)
-            elif node.op == "get_attr":
-                env[node] = getattr(module, node.target)
-            elif node.op == "output":
-                if counted:  # all of them by one launch
-                    add_to_each([value.tensor for value, _ in counted], [number for _, number in counted])
-                return fx.node.map_arg(node.args[0], env.__getitem__)
-            elif fusion := self.fusions.get(node):
-                result = self._compute_fused(run, fusion, env)
-                env[node] = result[0]
-                users = list(dict.fromkeys(self.owner.get(user, user) for user in node.users))
-                if fusion.second is not None:
-                    env[fusion.second] = result[1]
-                elif len(result) > 1 and len(users) > 1:
-                    env[node, users[1]] = result[1]
-            else:
-                env[node] = self._compute(run, node, env)
-                if node in filled:
-                    env[node] = map_values(lambda value: value.own(run.context.members), env[node])
-            if run.observe is not None:
-                run.observe(node, env[node])
-            for done in last.get(node, ()):
-                env.pop(done, None)
-                env.pop((done, node), None)
-        return None
+                kind, what = self.graph.inputs[node.name]
+                if kind == "tensor":  # of a buffer that is assigned, whoever reads it keeps the value
+                    value = tensors[what]
+                    env[node] = replace(value, tensor=value.tensor.clone()) if what in self.graph.assigned else value
+                else:
+                    env[node] = Value(what) if kind == "constant" else next(remaining)
+        for regions, nodes in itertools.groupby(self.graph.nodes, lambda node: node.meta.get("regions", ())):
+            with ExitStack() as stack:
+                for enter in regions:
+                    stack.enter_context(enter())
+                for node in nodes:
+                    if node.op == "call_function" and node not in self.skipped:
+                        self._run_node(run, node, env)
+        if self.counts:  # all of them by one launch
+            added = [_look_up(node.args, node, env) for node in self.counts]
+            add_to_each([value.tensor for value, _ in added], [number for _, number in added])
+        values = fx.node.map_arg(self.graph.nodes[-1].args[0], env.__getitem__)
+        outputs = map_values(lambda value: _in_order(value.own(members).at(0, members)), values)
+        outputs, assigned = pytree.tree_unflatten(list(outputs), self.graph.output_spec)
+        for name, new in zip(self.graph.assigned, assigned, strict=True):
+            tensors[name].tensor.copy_(new)
+        return outputs
 
-    def _find_filled(self, graph: fx.Graph, inputs: Sequence[Any]) -> set[fx.Node]:
-        """Return the new tensors of a graph into which it writes values that differ between members."""
-        writes = [node for node in self.writes if node.graph is graph]
-        if not writes:
-            return set()
-        placeholders = zip(graph.find_nodes(op="placeholder"), inputs, strict=True)
-        different = {node for node, value in placeholders if isinstance(value, Value) and value.dim is not None}
-        found: set[fx.Node] = set()
-        given = self._memory(graph.find_nodes(op="placeholder"))
-        for _ in writes:  # a value that is read from one such tensor may be written into another
-            for node in graph.nodes:
-                if node.target is SITE or node in self.numbers or not different.isdisjoint(node.all_input_nodes):
-                    different.add(node)
-            memory = self._memory(node for node in writes if node in different) - given
-            sharing = {node for node, own in self.graph.written.items() if own & memory and node.op == "call_function"}
-            if sharing <= found:
-                break
-            found |= sharing
-            different |= sharing
-        return found
+    def _run_node(self, run: Run, node: fx.Node, env: dict[Any, Any]) -> None:
+        """Compute a node, and forget the values that it uses as the last one."""
+        if fusion := self.fusions.get(node):
+            result = self._compute_fused(run, fusion, env)
+            env[node] = result[0]
+            users = list(dict.fromkeys(self.owner.get(user, user) for user in node.users))
+            if fusion.second is not None:
+                env[fusion.second] = result[1]
+            elif len(result) > 1 and len(users) > 1:
+                env[node, users[1]] = result[1]
+        else:
+            env[node] = self._compute(run, node, env)
+        if run.observe is not None:
+            run.observe(node, env[node])
+        for done in self.last_uses.get(node, ()):
+            env.pop(done, None)
+            env.pop((done, node), None)
 
-    def _memory(self, nodes: Iterable[fx.Node]) -> frozenset[int]:
-        """Return the ids of the memory of nodes, of that which is written to in place."""
-        return frozenset[int]().union(*(self.graph.written.get(node, frozenset()) for node in nodes))
-
-    def _last_uses(self, graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
+    def _find_last_uses(self) -> dict[fx.Node, list[fx.Node]]:
         """Return the values that are used for the last time by each node."""
-        seen: set[fx.Node] = set()
+        seen = {node for count in self.counts for node in count.all_input_nodes}
         last: dict[fx.Node, list[fx.Node]] = {}
-        position = {node: i for i, node in enumerate(graph.nodes)}
-        for node in sorted(graph.nodes, key=lambda node: position[self.owner.get(node, node)], reverse=True):
+        position = {node: i for i, node in enumerate(self.graph.nodes)}
+        position |= {node: position[last] for node, last in self.owner.items()}
+        for node in sorted(self.graph.nodes, key=position.__getitem__, reverse=True):
             after = self.owner.get(node, node)
             for item in node.all_input_nodes:
                 if item not in seen:
@@ -210,7 +156,7 @@ class Program:
     def _compute(self, run: Run, node: fx.Node, env: dict[Any, Any]) -> Any:
         args, kwargs = _look_up(node.args, node, env), _look_up(node.kwargs, node, env)
         try:
-            return self._call(run, node, args, kwargs, env)
+            return self._call(run, node, args, kwargs)
         except LoweringError:
             raise
         except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
@@ -220,20 +166,19 @@ class Program:
             what = f"the activation {self.sites[args[1]].path!r}" if node.target is SITE else node.target
             raise LoweringError(f"cannot compute {what} for all members: {reason}{at_source(node)}") from error
 
-    def _call(self, run: Run, node: fx.Node, args: Any, kwargs: Any, env: dict[Any, Any]) -> Any:
+    def _call(self, run: Run, node: fx.Node, args: Any, kwargs: Any) -> Any:
         target = node.target
         if str(target).startswith(_ASSERTIONS):
             return None
         if target is SITE:
             return self._call_site(run, node, *args)
-        if region := _region(target, args):
-            settings, module, inputs = region
-            with settings:
-                return self._run_nodes(run, module, inputs)
         if target is operator.getitem or not isinstance(target, torch._ops.OpOverload):
             return target(*args, **kwargs)  # type: ignore[operator]
-        if target._schema.is_mutable:
-            return self._call_in_place(run, node, kwargs, env)
+        if target is aten.copy_.default:  # to a parameter, which needs no history, or to a buffer
+            tensor: Tensor = args[0].tensor
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not tensor.requires_grad):
+                tensor.copy_(args[1].at(0, run.context.members))
+            return args[0]
         return self._call_operator(run, node, target, args, kwargs)
 
     def _call_site(self, run: Run, node: fx.Node, x: Value, index: int) -> Value:
@@ -251,11 +196,12 @@ class Program:
                 f"{target} draws other random numbers than a single member would{at_source(node)}; use nn.Dropout, "
                 "torch.rand or torch.randn, or give random numbers as an input"
             )
+        elif target in STRIDED:
+            self.lowering[node] = "own"
+            return call_strided(members, node, *args, **kwargs)
         elif all(value.dim is None for value in values_in((args, kwargs))):
             self.lowering[node] = "shared"
             return call_shared(function, args, kwargs)
-        if target in norms.RUNNING:
-            norms.check_statistics(node, args)
         if (rule := RULES.get(target)) is not None:
             result = rule(run.context, *args, **kwargs)
             if result is not NotImplemented:
@@ -267,12 +213,6 @@ class Program:
             if node in self.graph.rates and not result.shape:  # numbers do not widen types
                 result = Value(result.tensor.to(node.meta["val"].dtype), result.dim)
             return result
-        if target in (aten.as_strided.default, aten.as_strided_copy.default):
-            self.lowering[node] = "own"
-            return read_strided(members, node, *args, **kwargs)
-        if target is aten.as_strided_scatter.default:
-            self.lowering[node] = "own"
-            return write_strided(members, node, *args, **kwargs)
         if self.lowering.get(node) != "loop" and target not in _WRONG_IN_VMAP:
             try:
                 result = call_vmapped(target, args, kwargs)
@@ -282,52 +222,6 @@ class Program:
                 self.lowering[node] = "loop"
         self.lowering[node] = "loop"
         return call_looped(target, args, kwargs, members)
-
-    def _call_in_place(self, run: Run, node: fx.Node, kwargs: Any, env: dict[Any, Any]) -> Any:
-        """Compute an operation that writes to memory that other values share, or to a parameter, buffer or input."""
-        function = functional(node.target)
-        if function is None:
-            raise LoweringError(
-                f"{node.target} has no form that returns a new value{at_source(node)}; compute one instead"
-            )
-        (written,) = written_nodes(node)
-        if written.graph is self.graph.module.graph and self.graph.inputs.get(written.name, ("",))[0] == "constant":
-            raise LoweringError(
-                f"{node.target} writes to a tensor that is not registered{at_source(node)}; register it as a buffer"
-            )
-        for key, value in env.items():
-            if isinstance(value, PaddedValue):
-                env[key] = Value(value.tensor, value.dim)  # computed before its source changes
-        target = env[written]
-        kwargs = {name: item for name, item in kwargs.items() if name != "out"}
-        args = _look_up(positional(node), node, env)
-        has_gradient = any(value.tensor.requires_grad for value in values_in((args, kwargs)))
-        if torch.is_grad_enabled() and has_gradient:  # the backward pass may need what is overwritten
-            args = map_values(
-                lambda value: replace(value, tensor=value.tensor.clone()) if value is target else value, args
-            )
-        result = self._call_operator(run, node, function, args, kwargs)
-        if result.dim is not None and target.dim is None:
-            raise LoweringError(
-                f"{node.target} writes a value per member into one that all share{at_source(node)}; give an input for "
-                "each member (in_dims=0), or compute without inplace=True"
-            )
-        if written.op == "call_function":
-            self._check_views(node, target, env)
-        target.tensor.copy_(result.tensor if target.dim is None else result.at(target.dim, run.context.members))
-        return target
-
-    def _check_views(self, node: fx.Node, target: Value, env: Mapping[Any, Any]) -> None:
-        """Raise an error unless the same values share memory in the population as in one member."""
-        storages = self.graph.written[node]
-        for other, value in env.items():
-            if type(value) is Value and _share_memory(value, target) != bool(
-                self.graph.written.get(other, frozenset()) & storages
-            ):
-                raise LoweringError(
-                    f"{node.target} writes to a view, which a population may hold as a copy{at_source(node)}; "
-                    "compute a new tensor instead, by torch.where, torch.cat or torch.stack"
-                )
 
     def explain(self) -> str:
         """Return how the operations of the last run were computed, those by vmap and loops with their source lines."""
@@ -351,38 +245,30 @@ _WRONG_IN_VMAP = frozenset({aten.select_scatter.default, aten.index_fill.int_Ten
 """Operators whose rules for :func:`torch.vmap` are wrong in PyTorch, up to 2.13."""
 
 
-def _executed(module: fx.GraphModule) -> Iterator[fx.Node]:
-    for node in module.graph.nodes:
-        for item in node.all_input_nodes:
-            part = getattr(module, item.target) if item.op == "get_attr" else None
-            if isinstance(part, fx.GraphModule):
-                yield from _executed(part)
-        yield node
-
-
-def _writes(node: fx.Node) -> bool:
-    """Return whether a node writes into a tensor that the network made."""
-    return any(target.op == "call_function" for target in written_nodes(node))
+def _is_count(node: fx.Node) -> bool:
+    """Return whether a node writes the sum of a buffer and a number that nothing else reads, as batch norms count."""
+    if node.target is not aten.copy_.default:
+        return False
+    buffer: Any
+    add: Any
+    buffer, add = node.args
+    counts = isinstance(add, fx.Node) and add.target is aten.add.Tensor and add.args[0] is buffer and not add.kwargs
+    is_read = {*buffer.users} != {add, node} or (isinstance(add, fx.Node) and len(add.users) > 1)
+    return counts and not is_read and isinstance(add.args[1], int)
 
 
 def _is_random(target: Any, node: fx.Node) -> bool:
     """Return whether a call of an operator draws random numbers: not with a rate of zero or in evaluation mode."""
     if torch.Tag.nondeterministic_seeded not in target.tags:
         return False
-    remaining = arguments(node)
-    rate, training = (
-        remaining.get("p", remaining.get("dropout", 1.0)),
-        remaining.get("train", remaining.get("training", True)),
-    )
+    given = arguments(node)
+    rate, training = given.get("p", given.get("dropout", 1.0)), given.get("train", given.get("training", True))
     return bool(training) and rate != 0
 
 
 def _has_random_rule(node: fx.Node) -> bool:
     """Return whether a node may draw random numbers, by a rule: it has a number in the network."""
-    target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
-        return False
-    target = functional(target) if target._schema.is_mutable else target
+    target: Any = node.target
     return target in RULES and torch.Tag.nondeterministic_seeded in target.tags
 
 
@@ -391,23 +277,7 @@ def _look_up(item: Any, user: fx.Node, env: Mapping[Any, Any]) -> Any:
     return fx.node.map_arg(item, lambda node: env[node, user] if (node, user) in env else env[node])
 
 
-def _region(target: Any, args: Any) -> tuple[AbstractContextManager[Any], fx.GraphModule, Sequence[Any]] | None:
-    """Return the settings, the graph and the inputs of a region with other settings; None for other operations."""
-    name = getattr(target, "__name__", "")
-    if name == "wrap_with_set_grad_enabled":
-        enabled, module, *inputs = args
-        return torch.set_grad_enabled(enabled), module, inputs
-    if name == "wrap_with_autocast":
-        device, dtype, enabled, cached, module, *inputs = args
-        return torch.autocast(device, dtype, enabled, cached), module, inputs
-    return None
-
-
 def _in_order(output: Tensor) -> Tensor:
     """Return images that a CPU computed with channels last in the order that those of one network have."""
     is_reordered = output.dim() == 5 and output.device.type == "cpu" and not output[:1, :1].is_contiguous()
     return output.contiguous() if is_reordered else output
-
-
-def _share_memory(one: Value, other: Value) -> bool:
-    return one.tensor.untyped_storage().data_ptr() == other.tensor.untyped_storage().data_ptr()

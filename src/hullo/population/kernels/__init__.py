@@ -42,6 +42,9 @@ def multiply_weights(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def working_dtype(x: Tensor) -> torch.dtype:
-    """Return the type in which products with x are computed: that of autocast where it is on, or its own."""
+    """Return the type in which products with x are computed: that of autocast where it is on, or its own.
+
+    Autocast leaves float64 and complex numbers as they are.
+    """
     kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) and x.dtype in DTYPES else x.dtype

@@ -27,7 +27,6 @@ class Context:
         number: index of a random operation in the network, from 0.
         first: index of the first sample, if the batch is part of a larger one.
         writes_parameters: whether the forward pass itself changes parameters.
-        writes_values: whether it changes tensors of its own in place; which of them are views depends on their order.
     """
 
     members: int
@@ -36,7 +35,6 @@ class Context:
     number: int = 0
     first: int = 0
     writes_parameters: bool = False
-    writes_values: bool = False
 
 
 def rule(*operators: Any) -> Callable[[Rule], Rule]:

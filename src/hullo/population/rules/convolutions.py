@@ -60,7 +60,7 @@ def convolve_batch(
         images, all_groups = x.tensor, 1
     else:
         images, all_groups = side_by_side(x, context), context.members * groups
-    if images.dim() == 4 and images.device.type == "cpu" and not context.writes_values:
+    if images.dim() == 4 and images.device.type == "cpu":
         images = images.contiguous(memory_format=torch.channels_last)  # in which many groups are fastest there
     filters = weight.at(0, context.members).flatten(0, 1)
     return function(images, filters, flat_parameter(bias, context), stride, padding, dilation, all_groups), None

@@ -8,16 +8,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx
+from torch import Tensor
 
 from hullo.bases import get_base
 from hullo.kernels.spec import compute_dtype
 from hullo.population import kernels
 from hullo.population.rules import Context, rule
 from hullo.population.rules.convolutions import flat_parameter, side_by_side, split_channels, split_images
-from hullo.population.rules.strides import memory_of
 from hullo.population.trace import graph  # noqa: F401  (it defines operators)
-from hullo.population.trace.export import LoweringError, at_source
 from hullo.population.values import Value
 
 aten = torch.ops.aten
@@ -108,20 +106,6 @@ def _write_back(statistics: Value | None, updated: Tensor | None, context: Conte
             statistics.at(0, context.members).copy_(updated.view(context.members, -1))
 
 
-def check_statistics(node: fx.Node, args: Any) -> None:
-    """Raise an error for running statistics that are updated, if all members share them and something else may read
-    the update."""
-    for item, value in zip(node.args[3:5], args[3:5], strict=True):
-        if not (args[5] and isinstance(value, Value) and value.dim is None and isinstance(item, fx.Node)):
-            continue
-        shared = any(memory_of(other) == memory_of(item) for other in item.all_input_nodes)
-        if item.op != "call_function" or shared or list(item.users) != [node]:
-            raise LoweringError(
-                f"{node.target} updates running statistics that all members share{at_source(node)}; use nn.BatchNorm2d "
-                "and its kin, or buffers that differ between members"
-            )
-
-
 class _InOrder(torch.autograd.Function):
     """Copy images, and their gradients, with the channels first.
 
@@ -156,8 +140,6 @@ def _as_it_is(x: Tensor) -> Tensor:
     return x
 
 
-RUNNING = (aten.batch_norm.default, aten.instance_norm.default)
-"""Operators whose arguments 3 and 4 are running statistics, which they update if argument 5 is true."""
 _register_running(aten.batch_norm.default, F.batch_norm)
 _register_running(aten.instance_norm.default, F.instance_norm)
 

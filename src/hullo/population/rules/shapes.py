@@ -11,7 +11,6 @@ from torch import Tensor
 
 from hullo._compat import is_eager
 from hullo.population.rules import Context, rule
-from hullo.population.trace.in_place import fill_diagonal
 from hullo.population.values import Value, call_pointwise, wrap
 
 aten = torch.ops.aten
@@ -146,8 +145,3 @@ def concatenate(context: Context, values: Sequence[Value], dim: int = 0) -> Any:
 @rule(aten.stack.default)
 def stack(context: Context, values: Sequence[Value], dim: int = 0) -> Value:
     return Value(torch.stack([value.at(0, context.members) for value in values], _shift_dim(dim)), 0)
-
-
-@rule(torch.ops.hullo.fill_diagonal.default)
-def fill_diagonals(context: Context, x: Value, fill_value: complex, wrap: bool = False) -> Value:
-    return Value(fill_diagonal(x.at(0, context.members), fill_value, wrap, members=True), 0)

@@ -10,11 +10,8 @@ from torch import Tensor, fx
 from hullo.population.trace.export import LoweringError, at_source
 from hullo.population.values import Value
 
-
-def memory_of(node: fx.Node) -> int | None:
-    """Return the id of the memory of a node's value in the trace."""
-    value = node.meta.get("val")
-    return value.untyped_storage()._cdata if isinstance(value, Tensor) else None
+aten = torch.ops.aten
+STRIDED = (aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default)
 
 
 def is_dense(x: Tensor) -> bool:
@@ -22,28 +19,21 @@ def is_dense(x: Tensor) -> bool:
     return sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True)) == x.numel() - 1
 
 
-def write_strided(
-    members: int, node: fx.Node, x: Value, source: Value, size: Any, stride: Any, storage_offset: int | None = None
-) -> Value:
-    """Compute `as_strided_scatter`, for members whose memory begins with x."""
+def call_strided(members: int, node: fx.Node, x: Value, *args: Any) -> Value:
+    """Compute an operation on memory: each member's input gets the order in memory that it has in the trace."""
+    *source, size, stride, offset = args if isinstance(args[-1], int) else (*args, None)
+    is_shared = all(value.dim is None for value in (x, *source))
+    members = 1 if is_shared else members
     traced = node.args[0].meta["val"]  # type: ignore[union-attr]
-    start = 0 if storage_offset is None else storage_offset - traced.storage_offset()
-    if not traced.is_contiguous() or start < 0:
-        raise LoweringError(f"{node.target} writes memory outside of its input{at_source(node)}; use indices instead")
-    index = torch.arange(traced.numel(), device=x.device).as_strided(size, stride, start).flatten()
-    written = x.at(0, members).reshape(members, -1).index_copy(1, index, source.at(0, members).reshape(members, -1))
-    return Value(written.view(members, *traced.shape), 0)
-
-
-def read_strided(
-    members: int, node: fx.Node, x: Value, size: Any, stride: Any, storage_offset: int | None = None
-) -> Value:
-    """Compute `as_strided`: each member's input gets the order in memory that it has in the trace."""
-    traced = node.args[0].meta["val"]  # type: ignore[union-attr]
-    start = 0 if storage_offset is None else storage_offset - traced.storage_offset()
+    start = 0 if offset is None else offset - traced.storage_offset()
     end = start + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     if not is_dense(traced) or not 0 <= start <= end < traced.numel():
-        raise LoweringError(f"{node.target} reads memory outside of its input{at_source(node)}; use indices instead")
+        raise LoweringError(f"{node.target} uses memory outside of its input{at_source(node)}; use indices instead")
     order = sorted(range(traced.dim()), key=lambda d: -traced.stride(d))
-    memory = x.at(0, members).permute(0, *(1 + d for d in order)).reshape(members, -1).contiguous()
-    return Value(memory.as_strided((members, *size), (traced.numel(), *stride), start), 0)
+    ordered = x.at(0, members).permute(0, *(1 + d for d in order))
+    memory = ordered.clone(memory_format=torch.contiguous_format) if source else ordered.contiguous()
+    y = memory.as_strided((members, *size), (traced.numel(), *stride), memory.storage_offset() + start)
+    if source:
+        y.copy_(source[0].at(0, members))
+        y = memory.permute(0, *(1 + order.index(d) for d in range(traced.dim())))
+    return Value(y[0]) if is_shared else Value(y, 0)

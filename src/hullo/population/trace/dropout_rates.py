@@ -18,7 +18,6 @@ from hullo.population.rules import arguments
 from hullo.population.rules.recurrent import OPERATORS
 from hullo.population.trace.export import at_source
 from hullo.population.trace.graph import Graph
-from hullo.population.trace.in_place import all_nodes
 from hullo.population.values import Value
 
 aten = torch.ops.aten
@@ -47,9 +46,8 @@ def merge_rates(
     first = graphs[differences[0]]
     if len(graphs) == 1:
         return first
-    nodes = {kind: list(all_nodes(graph.module)) for kind, graph in graphs.items()}
     for kind, graph in graphs.items():
-        different = first_difference(first, nodes[differences[0]], graph, nodes[kind])
+        different = first_difference(first, graph)
         if different is not None:
             what = (kind or differences[0])[0]
             raise ValueError(
@@ -58,8 +56,8 @@ def merge_rates(
                 "skip operations: give a small one instead)"
             )
     rates: dict[fx.Node, dict[int, Tensor]] = {}
-    for i, node in enumerate(nodes[differences[0]]):
-        members = [nodes[kind][i] for kind in differences]
+    for i, node in enumerate(first.nodes):
+        members = [graphs[kind].nodes[i] for kind in differences]
         for position in _positions(node):
             own = [list(arguments(member).values())[position] for member in members]
             if len({*own}) > 1:
@@ -113,8 +111,9 @@ def _blank(node: fx.Node, positions: Iterable[int]) -> None:
     node.args, node.kwargs = tuple(args), {name: item for name, item in node.kwargs.items() if name not in names}
 
 
-def first_difference(graph: Graph, nodes: Sequence[fx.Node], other: Graph, others: Sequence[fx.Node]) -> Any:
+def first_difference(graph: Graph, other: Graph) -> fx.Node | None:
     """Return the first node at which two graphs differ in more than a rate or a factor; None if there is none."""
+    nodes, others = graph.nodes, other.nodes
     indices = [{node: i for i, node in enumerate(items)} for items in (nodes, others)]
     for one, two in zip(nodes, others, strict=False):
         described = [_describe(node, index) for node, index in zip((one, two), indices, strict=True)]

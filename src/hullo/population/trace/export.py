@@ -11,7 +11,7 @@ import re
 import threading
 import traceback
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from typing import Any
 from unittest import mock
@@ -35,53 +35,60 @@ class LoweringError(RuntimeError):
 
 
 def export(
-    network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], assigned: Collection[str] = ()
-) -> torch.export.ExportedProgram:
+    network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[torch.export.ExportedProgram, list[str]]:
     """Trace a network on example inputs; a LoweringError says what cannot be traced, and where.
 
-    `assigned` are the buffers to which forward assigns other tensors: the graph copies these at its end.
+    Return a program and the names of the buffers to which forward assigns tensors. The program returns what the network
+    returns, and these tensors.
     """
-    with LOCK, _assignable(network, assigned):
-        hook = network.register_forward_hook(lambda module, inputs, output: register_dataclasses(output))
+    with LOCK, _returning_assigned(network) as assigned:
         try:
             with _silenced(), _traceable():
-                return torch.export.export(network, args, kwargs, strict=False)
+                return torch.export.export(network, args, kwargs, strict=False), assigned
+        except LoweringError:
+            raise
         except Exception as error:
             raise LoweringError(f"{_explain(network, error)}{_line_of(error)}") from error
-        finally:
-            hook.remove()
 
 
 @contextmanager
-def _assignable(network: nn.Module, names: Collection[str]) -> Iterator[None]:
-    """Let forward assign tensors to buffers: it reads and assigns a copy, which is written back at the end of forward.
+def _returning_assigned(network: nn.Module) -> Iterator[list[str]]:
+    """Let forward assign tensors to buffers: it returns them, besides its own outputs. Yield a list of their names.
 
-    So whatever read the buffer before the assignment keeps the old value. torch.export does this only for the buffers
-    of the root module, by a hook that is called at each assignment; that hook is removed while forward runs.
+    torch.export does this only for the buffers of the root module, by a hook that is called at each assignment; that
+    hook is removed while forward runs.
     """
-    places = [(network.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in names]
-    buffers: list[Tensor] = []
     before, during = dict(buffer_hooks), dict[int, Any]()  # the hooks without and with that of torch.export
+    buffers: dict[str, Tensor] = {}
+    assigned: list[str] = []
 
     def begin(module: nn.Module, inputs: Any) -> None:
         during.update(buffer_hooks)
         buffer_hooks.clear()
-        buffers[:] = [owner.get_buffer(leaf) for owner, leaf in places]
-        for (owner, leaf), buffer in zip(places, buffers, strict=True):
-            owner._buffers[leaf] = buffer.clone()
+        assigned.clear()
+        buffers.update(network.named_buffers(remove_duplicate=False))
 
-    def end(module: nn.Module, inputs: Any, output: Any) -> None:
+    def end(module: nn.Module, inputs: Any, output: Any) -> Any:
+        tensors = []
+        for name, new in list(network.named_buffers(remove_duplicate=False)):
+            if (old := buffers.get(name)) is None or old.shape != new.shape:
+                raise LoweringError(
+                    f"the forward of {type(network).__name__} registers {name!r}, of shape {tuple(new.shape)}, which "
+                    "members do not have; call the networks once before they join"
+                )
+            if new is not old:
+                path, _, leaf = name.rpartition(".")
+                network.get_submodule(path)._buffers[leaf] = old
+                assigned.append(name)
+                tensors.append(new)
         buffer_hooks.update(during)  # torch.export removes its own
-        for (owner, leaf), buffer in zip(places, buffers, strict=True):
-            buffer.copy_(owner.get_buffer(leaf))
-            owner._buffers[leaf] = buffer
+        register_dataclasses(output)
+        return output, tensors
 
-    if not places:
-        yield
-        return
     hooks = [network.register_forward_pre_hook(begin, prepend=True), network.register_forward_hook(end)]
     try:
-        yield
+        yield assigned
     finally:
         buffer_hooks.clear()
         buffer_hooks.update(before)

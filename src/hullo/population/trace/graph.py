@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from hullo.gating import GatedHull
 from hullo.population.sites import Site
 from hullo.population.trace.export import LoweringError, at_source, export
-from hullo.population.trace.in_place import all_nodes, rewrite_in_place
+from hullo.population.trace.in_place import Rewriter
 
 _INTERNAL = (sys.stdlib_module_names - {"abc", "functools"}) | {"torch", "hullo"}
 
@@ -58,40 +58,38 @@ class Graph:
     """Hold the traced graph of a network.
 
     Args:
-        module: the graph, with ATen operators and `hullo::site`; in-place operations are rewritten where possible.
+        nodes: the nodes, with ATen operators and `hullo::site`. Only parameters and buffers are written in place, by
+            `copy_`. A node inside `torch.no_grad` or `torch.autocast` has functions in `meta["regions"]` that make the
+            context managers.
         inputs: the source of each placeholder: ("tensor", name) for parameters and buffers, ("constant", tensor),
             ("input", None).
-        output_spec: how outputs are nested.
-        written: the nodes whose memory is written to in place, with the ids of that memory.
+        output_spec: the nesting of outputs: those of the network, and a list of the tensors that it assigns to buffers.
+        changed: the placeholders of parameters and buffers that are written in place.
+        assigned: the names of the buffers to which it assigns tensors.
         rates: the numbers in which members differ, such as dropout rates, by node and position among its arguments; one
             per member.
     """
 
-    module: fx.GraphModule
+    nodes: Sequence[fx.Node]
     inputs: Mapping[str, tuple[str, Any]]
     output_spec: Any
-    written: Mapping[fx.Node, frozenset[int]]
+    changed: Collection[fx.Node]
+    assigned: Sequence[str]
     rates: Mapping[fx.Node, Mapping[int, Tensor]] = field(default_factory=dict)
 
 
-def read_graph(
-    network: nn.Module,
-    sites: Sequence[Site],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    assigned: Collection[str] = (),
-) -> Graph:
+def read_graph(network: nn.Module, sites: Sequence[Site], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
     """Trace a network on example inputs and return its graph; a LoweringError says what cannot be traced, and where.
 
-    The graph is valid only for inputs of the same shapes and for the current modes. `assigned` are the buffers to which
-    forward assigns other tensors.
+    The graph is valid only for inputs of the same shapes and for the current modes.
     """
     disable_layerdrop_and_cache(network)
     network = _with_placeholders(network, sites)
-    program = export(network, args, kwargs, assigned)
+    program, assigned = export(network, args, kwargs)
     kinds = torch.export.graph_signature.InputKind
     inputs: dict[str, tuple[str, Any]] = {}
-    placeholders = {node.name: node for node in program.graph_module.graph.nodes if node.op == "placeholder"}
+    graph = program.graph_module.graph
+    placeholders = {node.name: node for node in graph.find_nodes(op="placeholder")}
     inside = tuple(f"{site.path}." if site.path else "" for site in sites)
     for spec in program.graph_signature.input_specs:
         if spec.kind in (kinds.PARAMETER, kinds.BUFFER) and spec.target.startswith(inside):
@@ -107,22 +105,37 @@ def read_graph(
                 f"the forward of {type(network).__name__} uses an object that cannot be stacked, such as a "
                 "torch.Generator; give random numbers as an input"
             )
-    written = rewrite_in_place(program.graph_module)
-    _keep_inputs(program.graph_module)
-    return Graph(program.graph_module, inputs, program.call_spec.out_spec, written)
+    _inline_regions(program.graph_module)
+    changed = Rewriter(graph, inputs).changed
+    return Graph(list(graph.nodes), inputs, program.call_spec.out_spec, changed, assigned)
 
 
-def _keep_inputs(module: fx.GraphModule) -> None:
-    """Let activations that still change their input in place read a copy of it, for the backward pass."""
-    for node in list(all_nodes(module)):
-        if node.target is not torch.ops.aten.copy_.default:
+_REGIONS: dict[str, tuple[Any, int]] = {
+    "wrap_with_set_grad_enabled": (torch.set_grad_enabled, 1),
+    "wrap_with_autocast": (torch.autocast, 4),
+}
+
+
+def _inline_regions(module: fx.GraphModule) -> None:
+    """Replace calls of graphs inside `torch.no_grad` or `torch.autocast` by the nodes of these graphs."""
+    graph = module.graph
+    for node in list(graph.nodes):
+        if (region := _REGIONS.get(getattr(node.target, "__name__", ""))) is None:
             continue
-        written, source = cast("tuple[fx.Node, fx.Node]", node.args[:2])
-        if source.target is SITE and source.args[0] is written:
-            with node.graph.inserting_before(source):
-                copied = node.graph.call_function(torch.ops.aten.clone.default, (written,))
-            copied.meta = dict(source.meta)
-            source.replace_input_with(written, copied)
+        make, count = region  # and its number of arguments
+        enter, part, inputs = functools.partial(make, *node.args[:count]), node.args[count], node.args[count + 1 :]
+        inner = getattr(module, part.target)
+        _inline_regions(inner)
+        copies: dict[fx.Node, Any] = dict(zip(inner.graph.find_nodes(op="placeholder"), inputs, strict=True))
+        with graph.inserting_before(node):
+            results: Any = graph.graph_copy(inner.graph, copies)
+        for original, copied in copies.items():
+            if original.op != "placeholder":
+                copied.meta = {**original.meta, "regions": (enter, *original.meta.get("regions", ()))}
+        for user in list(node.users):
+            user.replace_all_uses_with(results[user.args[1]])
+            graph.erase_node(user)
+        graph.erase_node(node)
 
 
 def _classify_constant(tensor: Tensor, network: nn.Module) -> tuple[str, Any]:
