@@ -50,13 +50,6 @@ def test_helpers_of_one_name_are_not_mixed_up(place: Path) -> None:
         assert load_network(weights, network=f"{folder}/net.py:Mlp").one.out_features == widths[folder]
 
 
-def test_helper_with_the_name_of_another_module_is_refused(place: Path) -> None:
-    (place / "json.py").write_text("")
-    (place / "own.py").write_text("import json\ndef Net(): ...\n")
-    with pytest.raises(ValueError, match=r"own\.py imports json from .*json\.py.*rename the file"):
-        OwnNetwork.open("own.py:Net")
-
-
 def test_changed_helper_of_a_helper_is_imported_anew(place: Path) -> None:
     files = {
         "top.py": "import first_helper, pack_of_helpers.third\nfrom pack_of_helpers import fourth\n"

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
+import importlib
 import inspect
 import linecache
 import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -24,8 +24,7 @@ from hullo.lab.spec.activation import ActivationSpec
 from hullo.modules import HULLS, Hull, LinearHull
 from hullo.surgery import replace_activations, summary
 
-_BESIDE: dict[str, tuple[Path, bytes]] = {}  # the files beside users' networks that were imported, by module
-
+_IMPORTED: set[str] = set()  # modules of files beside users' networks
 SIZES = ("in_channels", "image_size", "num_classes")
 
 
@@ -40,44 +39,40 @@ class OwnNetwork:
     Args:
         path: the file.
         attribute: the name of the class or function in it.
-        name: its name in specs: file, attribute and eight digits of a hash of the file and of those it imports from
-            its own folder.
-        content: the content of the file when it was opened.
+        name: its name in specs: file, attribute and eight digits of a hash of the file and of those that it imported
+            from its own folder when it was opened.
+        module: what the file defined.
     """
 
     path: Path
     attribute: str
     name: str
-    content: bytes = field(repr=False)
+    module: ModuleType = field(repr=False)
 
     @classmethod
     def open(cls, text: str) -> OwnNetwork:
         """Open a network given as ``my_network.py:Net``."""
         file, _, attribute = text.rpartition(":") if ":" in text else (text, "", "")
-        path = Path(file)
+        path = Path(file).absolute()
         if not path.is_file():
             raise ValueError(f"{file!r} is not a file; give a network of your own as my_network.py:Net")
-        content, stem = path.read_bytes(), re.sub(r"[^\w.-]", "_", path.stem)
-        beside = _imported_beside(path.absolute(), content)
-        digest = hashlib.sha256(b"\0".join([content, *(beside[file] for file in sorted(beside))]))
-        name = f"{stem}:{attribute}@{digest.hexdigest()[:8]}"
-        network = cls(path.absolute(), attribute, name, content)
-        if network._module_name not in sys.modules:
-            _forget_others(network.path, beside)
+        with explain(path, attribute):
+            module, contents = _run(path)
+        stem, digest = re.sub(r"[^\w.-]", "_", path.stem), hashlib.sha256(b"\0".join(contents)).hexdigest()
+        network = cls(path, attribute, f"{stem}:{attribute}@{digest[:8]}", module)
         network.factory()  # raises an error if there is none
         return network
 
     def factory(self) -> Callable[..., nn.Module]:
         """Return the class or function, from the content that the file had when it was opened."""
-        module = self._module()
-        factory: Callable[..., nn.Module] | None = getattr(module, self.attribute, None)
+        factory: Callable[..., nn.Module] | None = getattr(self.module, self.attribute, None)
         if isinstance(factory, nn.Module):
             raise ValueError(
                 f"{self.attribute} of {self.path.name} is a module; give the class, or a function that returns a "
                 "module, since every seed needs a network of its own"
             )
         if not callable(factory):
-            networks = [name for name, item in vars(module).items() if _may_build(item, module)]
+            networks = [name for name, item in vars(self.module).items() if _may_build(item, self.module)]
             available = f"; available: {', '.join(networks)}" if networks else ""
             file = self.path.name
             reason = f"has no class or function {self.attribute!r}" if self.attribute else f"needs a class: {file}:Net"
@@ -161,53 +156,71 @@ class OwnNetwork:
             )
         return given
 
-    @property
-    def _module_name(self) -> str:
-        return "hullo_own_" + re.sub(r"\W", "_", self.name)
-
-    def _module(self) -> ModuleType:
-        """Run the content of the file once per process, as an import would, but never a cached older version."""
-        name = self._module_name
-        if name in sys.modules:
-            return sys.modules[name]
-        module = ModuleType(name)
-        module.__file__, module.__package__ = str(self.path), ""
-        sys.modules[name] = module  # pickling looks classes up there
-        sys.path.insert(0, str(self.path.parent))  # for imports of files beside it
-        try:
-            with self.explain():
-                code = compile(self.content, str(self.path), "exec", dont_inherit=True)
-                lines = self.content.decode(errors="replace").splitlines(keepends=True)
-                linecache.cache[str(self.path)] = (len(self.content), None, lines, str(self.path))
-                exec(code, vars(module))  # noqa: S102  (the user's own file)
-        except BaseException:
-            del sys.modules[name]
-            raise
-        finally:
-            sys.path.remove(str(self.path.parent))
-        return module
-
-    @contextmanager
-    def explain(self) -> Iterator[None]:
+    def explain(self) -> AbstractContextManager[None]:
         """Turn an error in the user's file into a ValueError that names its line."""
-        try:
-            yield
-        except SyntaxError as error:
-            raise ValueError(f"{error.filename or self.path}, line {error.lineno}: {error.msg}") from error
-        except (Exception, SystemExit) as error:
-            if is_out_of_memory(error):
-                raise
-            frames = traceback.extract_tb(error.__traceback__)
-            places = [f"{self.path}, line {f.lineno}" for f in frames if f.filename == str(self.path)]
-            if not places:  # in a method that was rewritten to replace activations
-                places = [f"{self.path}, in {f.line!r}" for f in frames if f" of {self.path}, " in f.filename]
-            if isinstance(error, ValueError) and (not places or str(self.path) in str(error)):
-                raise
-            place = places[-1] if places else f"{self.attribute} of {self.path}"
-            text = f"{place}: {type(error).__name__}: {' '.join(str(error).split())}"
-            if isinstance(error, ImportError) and "relative import" in str(error):
-                text += "; write `from blocks import Block` for a file blocks.py beside it"
-            raise ValueError(text) from error
+        return explain(self.path, self.attribute)
+
+
+@contextmanager
+def explain(path: Path, attribute: str) -> Iterator[None]:
+    """Turn an error in a user's file into a ValueError that names its line."""
+    try:
+        yield
+    except SyntaxError as error:
+        raise ValueError(f"{error.filename or path}, line {error.lineno}: {error.msg}") from error
+    except (Exception, SystemExit) as error:
+        if is_out_of_memory(error):
+            raise
+        frames = traceback.extract_tb(error.__traceback__)
+        places = [f"{path}, line {f.lineno}" for f in frames if f.filename == str(path)]
+        if not places:  # in a method that was rewritten to replace activations
+            places = [f"{path}, in {f.line!r}" for f in frames if f" of {path}, " in f.filename]
+        if isinstance(error, ValueError) and (not places or str(path) in str(error)):
+            raise
+        place = places[-1] if places else f"{attribute} of {path}"
+        text = f"{place}: {type(error).__name__}: {' '.join(str(error).split())}"
+        if isinstance(error, ImportError) and "relative import" in str(error):
+            text += "; write `from blocks import Block` for a file blocks.py beside it"
+        raise ValueError(text) from error
+
+
+def _run(path: Path) -> tuple[ModuleType, list[bytes]]:
+    """Run a file as an import would, and return its module, its content and those of the files imported beside it.
+
+    Files beside it are imported anew: another network may have imported others of the same names, or older versions.
+    """
+    content, folder = path.read_bytes(), str(path.parent)
+    for name in _IMPORTED:
+        sys.modules.pop(name, None)
+    importlib.invalidate_caches()
+    module = ModuleType(re.sub(r"\W", "_", f"hullo_own_{path.stem}_{hashlib.sha256(content).hexdigest()[:8]}"))
+    module.__file__, module.__package__ = str(path), ""
+    lines = content.decode(errors="replace").splitlines(keepends=True)
+    linecache.cache[str(path)] = (len(content), None, lines, str(path))
+    sys.modules[module.__name__] = module  # pickling looks classes up there
+    sys.path.insert(0, folder)
+    try:
+        exec(compile(content, str(path), "exec", dont_inherit=True), vars(module))  # noqa: S102  (the user's own file)
+    except BaseException:
+        del sys.modules[module.__name__]
+        raise
+    finally:
+        sys.path.remove(folder)
+        beside = _files_beside(folder)
+        _IMPORTED.update(beside)
+    return module, [content, *(file.read_bytes() for file in sorted(filter(None, beside.values())))]
+
+
+def _files_beside(folder: str) -> dict[str, Path | None]:
+    """Return the imported modules whose files are in a folder, with these files; a folder without one has None."""
+    found: dict[str, Path | None] = {}
+    for name, module in list(sys.modules.items()):
+        place, file = f"{folder}/{name.replace('.', '/')}", getattr(module, "__file__", None)
+        if file in (f"{place}.py", f"{place}/__init__.py"):
+            found[name] = Path(file)
+        elif file is None and place in getattr(module, "__path__", ()):
+            found[name] = None
+    return found
 
 
 def _function_of_channels(spec: ActivationSpec) -> Callable[[int], nn.Module]:
@@ -227,69 +240,6 @@ def _call(factory: Callable[..., nn.Module], given: dict[str, Any]) -> nn.Module
             hint = "activation is a function of the number of channels that makes an activation: activation(64)"
             raise TypeError(f"{error}; {hint}").with_traceback(error.__traceback__) from error
         raise
-
-
-def _imported_beside(path: Path, content: bytes) -> dict[Path, bytes]:
-    """Return the contents of the files that a file imports from its folder, and that these import.
-
-    Imports by calls, such as importlib.import_module, are not found.
-    """
-    found: dict[Path, bytes] = {}
-    pending = [(path, content)]
-    while pending:
-        importer, text = pending.pop()
-        for level, name in _imported_names(text):
-            folders = importer.parents if level else path.parents
-            module = folders[min(max(level, 1), len(folders)) - 1]
-            for part in name.split("."):
-                module /= part
-                for file in (module / "__init__.py", module.with_name(f"{part}.py")):
-                    if file not in found and file.is_file():
-                        found[file] = file.read_bytes()
-                        pending.append((file, found[file]))
-    return found
-
-
-def _forget_others(path: Path, files: Mapping[Path, bytes]) -> None:
-    """Remove outdated modules from `sys.modules`, so that Python imports the files beside this network.
-
-    Outdated are files beside another network, and earlier versions of these files. Any other module of the same name
-    stays, and a ValueError says so.
-    """
-    modules = {}
-    for file, content in files.items():
-        if file.is_relative_to(path.parent):
-            parts = file.relative_to(path.parent).with_suffix("").parts
-            modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = (file, content)
-    if all(_BESIDE.get(name) == module for name, module in modules.items()):
-        return
-    folders = {name[:i] for name in modules for i, letter in enumerate(name) if letter == "."}
-    for name in modules.keys() | folders:
-        if name not in sys.modules:
-            continue
-        source = getattr(sys.modules[name], "__file__", None)
-        if name in _BESIDE or (source is None and hasattr(sys.modules[name], "__path__")):  # a folder has no file
-            del sys.modules[name]
-        elif name in modules and (source is None or Path(source).resolve() != modules[name][0].resolve()):
-            raise ValueError(
-                f"{path.name} imports {name} from {modules[name][0]}, but Python has imported another module of that "
-                f"name, from {source or 'Python itself'}; rename the file"
-            )
-    _BESIDE.update(modules)
-
-
-def _imported_names(content: bytes) -> Iterator[tuple[int, str]]:
-    """Yield the level and the dotted name of everything imported that may be a module."""
-    try:
-        tree = ast.parse(content)
-    except (SyntaxError, ValueError):
-        return  # running the file reports it, with its line
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from ((0, item.name) for item in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            prefix = f"{node.module}." if node.module else ""
-            yield from ((node.level, f"{prefix}{item.name}") for item in node.names)
 
 
 def _may_build(item: object, module: ModuleType) -> bool:
