@@ -175,24 +175,7 @@ class TestFolders:
             (tmp_path / name).mkdir()
             Image.new("L", (8, 8), 200).save(tmp_path / name / "more.png")
         (folder / "train" / "cat" / "link").symlink_to(tmp_path / "elsewhere")
-        (folder / "train" / "cat" / "circle").symlink_to(folder / "train" / "cat")
         assert open_data(folder).train_labels.tolist() == [0, 0, 0, 1, 1]
-
-    @pytest.mark.parametrize("target", ["train", "."])
-    def test_link_to_a_folder_that_contains_the_class_is_refused_by_name(self, tmp_path: Path, target: str) -> None:
-        folder = write_images(tmp_path / "images")
-        (folder / "train" / "cat" / "loop").symlink_to(folder / target)
-        with pytest.raises(DataError, match=r"train/cat/loop is a link to .*, which contains .*train/cat; remove it"):
-            open_data(folder)
-
-    def test_linked_class_that_links_back_is_refused_by_name(self, tmp_path: Path) -> None:
-        folder = write_images(tmp_path / "images")
-        (folder / "train" / "cat").rename(tmp_path / "cats")
-        (folder / "train" / "cat").symlink_to(tmp_path / "cats")
-        assert open_data(folder).train_labels.tolist() == [0, 0, 1, 1]
-        (tmp_path / "cats" / "loop").symlink_to(folder / "train")
-        with pytest.raises(DataError, match="train/cat/loop is a link to"):
-            open_data(folder)
 
     def test_unreadable_folder_is_refused_with_the_reason(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -248,7 +231,6 @@ class TestFolders:
             ("unknown class", "class 'bird' has no training images"),
             ("no val", "no folder test"),
             ("empty", "contains no images"),
-            ("pipe", r"pipe\.png is not a regular file"),
             ("bomb", r"0\.png cannot be read.*exceeds limit"),
         ],
     )
@@ -264,8 +246,6 @@ class TestFolders:
             content = io.BytesIO()
             Image.effect_noise((8, 8), 50).save(content, "png")
             (folder / "train" / "cat" / "torn.png").write_bytes(content.getvalue()[:50])
-        elif spoil == "pipe":
-            os.mkfifo(folder / "train" / "cat" / "pipe.png")
         elif spoil == "bomb":
             monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 30)  # an error from twice as many
         elif spoil == "unknown class":

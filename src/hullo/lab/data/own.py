@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import re
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -86,35 +87,37 @@ def _read_folder(folder: Path, image_size: int | None) -> tuple[list[Tensor], tu
         warnings.warn(f"{what}; the test accuracy is that of {folder / 'val'}", stacklevel=3)
         evaluations = ["val"]
     files = {split: _list_images(folder / split, classes) for split in ("train", *evaluations)}
-    sizes: dict[tuple[int, int], Path] = {}
-    is_color, largest = False, 0  # the largest value of 16-bit images
-    for path, _ in (item for items in files.values() for item in items):
+    modes, largest = set(), 0
+    for path, _ in itertools.chain(*files.values()):
         with _open_image(path) as image:
-            is_turned = _orientation(image, path) in (5, 6, 7, 8)
-            sizes.setdefault(image.size[::-1] if is_turned else image.size, path)
+            modes.add(image.mode)
             if image.mode.startswith("I;16"):
-                largest = max(largest, int(_read(path, partial(np.asarray, image)).max()))
-            else:
-                is_color = is_color or image.mode not in ("L", "1")
-    if image_size is None and len(sizes) > 1:
-        (one, first), (two, second) = list(sizes.items())[:2]
-        raise DataError(
-            f"images differ in size: {first} has {one[0]}x{one[1]} pixels, {second} {two[0]}x{two[1]}; give a size, as "
-            "in --image-size 64"
-        )
-    parts = []
-    width, height = next(iter(sizes)) if image_size is None else (image_size, image_size)
-    for items in files.values():
-        shift = max(0, largest.bit_length() - 8)
-        try:
-            images = torch.empty(len(items), 3 if is_color else 1, height, width, dtype=torch.uint8)
+                largest = max(largest, int(np.asarray(image).max()))
+    mode = "L" if all(name in ("L", "1") or name.startswith("I;16") for name in modes) else "RGB"
+    shift, first, parts = max(0, largest.bit_length() - 8), files["train"][0][0], []
+    try:
+        if image_size is None:
+            size = _decode(first, mode, None, shift).shape
+        else:
+            size = torch.Size([3 if mode == "RGB" else 1, image_size, image_size])
+        for items in files.values():
+            images = torch.empty(len(items), *size, dtype=torch.uint8)
             for i, (path, _) in enumerate(items):
-                images[i] = _decode(path, "RGB" if is_color else "L", image_size, shift)
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            raise DataError(f"the images of {folder} do not fit into memory; choose a smaller --image-size") from error
-        parts += [images, torch.tensor([label for _, label in items])]
+                decoded = _decode(path, mode, image_size, shift)
+                if decoded.shape != size:
+                    sizes = [
+                        f"{path} has {width}x{height}"
+                        for path, (_, height, width) in ((first, size), (path, decoded.shape))
+                    ]
+                    raise DataError(
+                        f"images differ in size: {' pixels, '.join(sizes)}; give a size, as in --image-size 64"
+                    )
+                images[i] = decoded
+            parts += [images, torch.tensor([label for _, label in items])]
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise DataError(f"the images of {folder} do not fit into memory; choose a smaller --image-size") from error
     places = [str(folder / split) for split in files]
     _check_classes(classes, parts[1::2], places, "add images, or remove the empty folder")
     return parts, classes
@@ -160,15 +163,7 @@ def _list_images(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int
 
 def _walk(folder: Path) -> Iterator[Path]:
     """Yield the files under the folder of a class, also in linked folders, but no hidden ones."""
-    parent = folder.parent.resolve()
-    above, seen = {parent, *parent.parents, *folder.resolve().parents}, set()
     for root, folders, files in os.walk(folder, onerror=_refuse_unreadable, followlinks=True):
-        if (real := Path(root).resolve()) in above:
-            raise DataError(f"{root} is a link to {real}, which contains the folder of the class, {folder}; remove it")
-        if real in seen:  # a link to a folder of the class
-            folders.clear()
-            continue
-        seen.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         yield from (Path(root, name) for name in files if not name.startswith("."))
 
@@ -177,48 +172,32 @@ def _refuse_unreadable(error: OSError) -> None:
     raise DataError(f"{error.filename} cannot be read: {error.strerror}; make it readable, or remove it") from error
 
 
-def _open_image(path: Path) -> Image.Image:
-    if not path.is_file():
-        raise DataError(f"{path} is not a regular file; remove it")
+@contextmanager
+def _open_image(path: Path) -> Iterator[Image.Image]:
+    """Open an image; an error that its content causes in the block becomes a DataError."""
     try:
-        return Image.open(path)
-    except (UnidentifiedImageError, Image.DecompressionBombError, OSError) as error:
-        raise DataError(f"{path} cannot be read as an image: {error}") from None
-
-
-def _read(path: Path, read: Callable[[], Any]) -> Any:
-    """Return what a function reads from an image; raise a DataError if the file is damaged."""
-    try:
-        return read()
+        with Image.open(path) as image:
+            yield image
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise DataError(f"{path} cannot be read as an image: {error}") from None
 
 
-def _orientation(image: Image.Image, path: Path) -> int:
-    """Return the orientation that the EXIF data of an image give, 1 for upright; Pillow turns TIFF files itself."""
-    if "exif" not in image.info or image.format == "TIFF":
-        return 1
-    given = _read(path, image.getexif).get(ExifTags.Base.Orientation)
-    return given if given in range(1, 9) else 1
-
-
 def _decode(path: Path, mode: str, size: int | None, shift: int) -> Tensor:
-    """Return an image as uint8 of shape (channels, height, width); values of 16 bits lose their last `shift` bits."""
+    """Return an image, upright, as uint8 of shape (channels, height, width); 16 bits lose their last `shift` bits."""
     with _open_image(path) as opened:
-        image = opened if _orientation(opened, path) == 1 else _read(path, partial(ImageOps.exif_transpose, opened))
+        opened.load()  # which turns TIFF files
+        image = ImageOps.exif_transpose(opened)
         if image.mode in ("I", "F"):
-            raise DataError(f"{path} has 32 bits per pixel; convert it to 8 or 16 bits, or store arrays in a file .npz")
+            raise ValueError("it has 32 bits per pixel; convert it to 8 or 16 bits, or store arrays in a file .npz")
         if image.mode.startswith("I;16"):  # Pillow would clip at 255
-            values = _read(path, partial(np.asarray, image))
-            image = Image.fromarray((values >> shift).astype(np.uint8))
-        pixels = _read(path, partial(image.convert, mode))
+            image = Image.fromarray((np.asarray(image) >> shift).astype(np.uint8))
+        pixels = image.convert(mode)
     if size is not None:
         scale = size / min(pixels.size)
         width, height = (max(size, round(side * scale)) for side in pixels.size)
         left, top = (width - size) // 2, (height - size) // 2
         pixels = pixels.resize((width, height), Image.Resampling.BILINEAR).crop((left, top, left + size, top + size))
-    array = np.array(pixels)
-    return torch.from_numpy(array[None] if mode == "L" else np.ascontiguousarray(array.transpose(2, 0, 1)))
+    return torch.from_numpy(np.array(pixels).reshape(pixels.height, pixels.width, -1)).permute(2, 0, 1)
 
 
 def _read_arrays(path: Path) -> tuple[list[Tensor], tuple[str, ...]]:
