@@ -16,12 +16,6 @@ if TYPE_CHECKING:
 data = typer.Typer(cls=Group, no_args_is_help=True, help="Fetch, check, list and pack data sets.")
 
 NamesArgument = Annotated[list[str] | None, typer.Argument(help="Names of data sets.", show_default="all")]
-SourceOption = Annotated[
-    Path | None,
-    typer.Option(
-        help="Directory of the tars or folders of ilsvrc2012.", show_default="ilsvrc2012 in the data directory"
-    ),
-]
 
 
 def _copies(names: list[str] | None, data_dir: Path | None) -> list[Copy]:
@@ -35,16 +29,13 @@ def _copies(names: list[str] | None, data_dir: Path | None) -> list[Copy]:
         return [find(name, data_dir) for name in names or RELEASES if name not in STREAMED]
 
 
-def _home(names: list[str] | None, data_dir: Path | None, source: Path | None = None) -> Home | None:
+def _home(names: list[str] | None, data_dir: Path | None) -> Home | None:
     """Return the home of the packed data set among the names; that of ilsvrc2012 if no names are given."""
     from hullo.lab.data import data_root, ilsvrc2012
     from hullo.lab.spec.recipes import STREAMED
 
     packed = [name for name in names or STREAMED[:1] if name in STREAMED]
-    with report_errors():
-        if source is not None and not packed:
-            raise ValueError(f"--source is only for {' and '.join(STREAMED)}; got {', '.join(names or ())}")
-    return ilsvrc2012.Home(data_root(data_dir), source, packed[0]) if packed else None
+    return ilsvrc2012.Home(data_root(data_dir), name=packed[0]) if packed else None
 
 
 @data.command(cls=Command)
@@ -62,22 +53,20 @@ def fetch(names: NamesArgument = None, data_dir: DataOption = None, quiet: Quiet
 
 
 @data.command(cls=Command)
-def check(
-    names: NamesArgument = None, data_dir: DataOption = None, source: SourceOption = None, quiet: QuietOption = False
-) -> None:
+def check(names: NamesArgument = None, data_dir: DataOption = None, quiet: QuietOption = False) -> None:
     """Verify the checksums of data sets; exit with 1 if a file is missing or differs.
 
     Without names, ilsvrc2012 is checked only if some of its files exist: it cannot be fetched.
     """
     from hullo.lab.progress import Progress
 
-    home, is_intact = _home(names, data_dir, source), True
+    home, is_intact = _home(names, data_dir), True
     for copy in _copies(names, data_dir):
         flaws = copy.flaws()
         is_intact = is_intact and not flaws
         for line in flaws.values() or [f"{copy.release.name} is ready in {copy.folder}"]:
             typer.echo(line)
-    if home is not None and (names or source or any(home.packed.parent.glob("*"))):
+    if home is not None and (names or any(home.packed.parent.glob("*"))):
         with report_errors(), Progress(console(), quiet=quiet) as progress:
             ready, lines = home.check(progress)
         is_intact = is_intact and ready
@@ -117,7 +106,12 @@ def pack(
         str, typer.Argument(metavar="NAME", help="The data set: ilsvrc2012, or imagewoof, ten classes of it.")
     ],
     data_dir: DataOption = None,
-    source: SourceOption = None,
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory of the tars or folders of ilsvrc2012.", show_default="ilsvrc2012 in the data directory"
+        ),
+    ] = None,
     partial: Annotated[
         bool, typer.Option("--partial", help="Pack the available images even if some are missing or broken.")
     ] = False,

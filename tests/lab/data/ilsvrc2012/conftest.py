@@ -1,14 +1,22 @@
 """Pack a few images; use the real data set, or a part of it, if available."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
+from made_ilsvrc import lay_out
 from rich.console import Console
 
 from hullo.lab.data.ilsvrc2012 import pack as packs
 from hullo.lab.data.ilsvrc2012.source import Source
 from hullo.lab.progress import Progress
+
+
+@pytest.fixture(autouse=True)
+def _fast_disk(monkeypatch):
+    """Skip what only a power failure would show."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
 @pytest.fixture
@@ -22,6 +30,23 @@ def pack(progress, monkeypatch):
     """Pack a folder into another, five images a shard."""
     monkeypatch.setattr(packs, "SHARD", 5)
     return lambda source, folder, partial=False: packs.pack(Source(source), folder, progress, partial=partial)
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory):
+    """Return a folder with a source and its pack, for tests to copy."""
+    folder = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch, Progress(Console(), quiet=True) as steps:
+        patch.setattr(packs, "SHARD", 5)
+        packs.pack(Source(lay_out(folder / "source")), folder / "packed", steps, partial=False)
+    return folder
+
+
+@pytest.fixture
+def packed(made, tmp_path):
+    """Return the pack of the folder "source", in the folder "packed"."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    return packs.Pack.open(tmp_path / "packed")
 
 
 @pytest.fixture

@@ -27,9 +27,9 @@ def invoke(*arguments):
 
 
 @pytest.fixture
-def home(tmp_path, pack):
+def home(tmp_path, made):
     """Return a data directory with the data set packed."""
-    pack(lay_out(tmp_path / "source"), tmp_path / "ilsvrc2012" / "packed")
+    shutil.copytree(made, tmp_path / "ilsvrc2012")
     return tmp_path
 
 
@@ -108,7 +108,7 @@ def test_members_with_different_seeds_cannot_share_a_stream(loader):
     assert specs[0].population_key != specs[1].population_key
 
 
-def test_command_trains_records_both_accuracies_and_resumes(home, tmp_path):
+def test_command_trains_records_both_accuracies_and_resumes(home, tmp_path, small):
     train = ("train", "alexnet", "ilsvrc2012", "--activation", "affine(identity,relu)", "--data", home)
     train = (*train, "--batch-size", 4, "--epochs", 1, "--device", "cpu", "--output", tmp_path / "runs", "--quiet")
     result = invoke(*train)

@@ -7,7 +7,6 @@ from typer.testing import CliRunner
 from hullo.lab.cli import app
 from hullo.lab.data import RELEASES
 from hullo.lab.data.ilsvrc2012 import Home
-from hullo.lab.data.ilsvrc2012.source import SPLITS
 from hullo.lab.data.release import Copy
 from hullo.lab.spec.run_spec import Spec
 
@@ -20,12 +19,9 @@ def test_complete_data_are_checked_packed_and_listed(tmp_path):
     home = lay_out(tmp_path / "ilsvrc2012", "tars")
     result = invoke("check", "ilsvrc2012", "--data", tmp_path)
     assert result.exit_code == 1
-    assert result.stdout.splitlines() == [
-        f"ilsvrc2012 is not packed in {home}/packed",
-        f"train: {home}/ILSVRC2012_img_train.tar: 12 of 12 images",
-        f"val: {home}/ILSVRC2012_img_val.tar: 6 of 6 images",
-        f"pack it with: hullo data pack ilsvrc2012 --data {tmp_path}",
-    ]
+    state, remedy = result.stdout.splitlines()
+    assert state == f"ilsvrc2012 is not packed in {home}/packed"
+    assert remedy.endswith(f"then run: hullo data pack ilsvrc2012 --data {tmp_path}")
     assert "not packed" in invoke("list", "--data", tmp_path).stdout
     packed = invoke("pack", "ilsvrc2012", "--data", tmp_path)
     assert (packed.exit_code, packed.stdout) == (
@@ -45,11 +41,9 @@ def test_incomplete_data_are_counted_and_packed_if_partial(tmp_path):
     home = lay_out(tmp_path / "ilsvrc2012")
     shutil.rmtree(home / "train" / "n01000002")
     write(home, {"val/ILSVRC2012_val_00000003.JPEG": b""})
-    lines = invoke("check", "ilsvrc2012", "--data", tmp_path).stdout.splitlines()
-    assert lines[1] == f"train: {home}/train: 9 of 12 images"
-    assert lines[-1].endswith(f"hullo data pack ilsvrc2012 --data {tmp_path} --partial")
     refused = invoke("pack", "ilsvrc2012", "--data", tmp_path, "--quiet")
     assert (refused.exit_code, refused.stdout, refused.stderr.count("\n")) == (1, "", 1)
+    assert f"{home} has 9 of 12 train images; download the rest, or add --partial" in refused.stderr
     packed = invoke("pack", "ilsvrc2012", "--data", tmp_path, "--partial")
     assert packed.stdout.endswith(": 9 train and 5 val images; 4 missing or broken\n")
     checked = invoke("check", "ilsvrc2012", "--data", tmp_path)
@@ -62,11 +56,8 @@ def test_incomplete_data_are_counted_and_packed_if_partial(tmp_path):
 def test_source_option_names_another_folder(tmp_path):
     source = lay_out(tmp_path / "my images")
     options = ("--data", tmp_path / "data", "--source", source)
-    command = f"hullo data pack ilsvrc2012 --data {tmp_path}/data --source '{source}'"
-    assert invoke("check", "ilsvrc2012", *options).stdout.endswith(f"pack it with: {command}\n")
     assert invoke("pack", "ilsvrc2012", *options).exit_code == 0
     assert invoke("check", "ilsvrc2012", "--data", tmp_path / "data").exit_code == 0
-    assert invoke("check", "cifar10", "--source", source).exit_code == 2
 
 
 def test_altered_pack_is_reported_with_a_remedy(tmp_path):
@@ -83,7 +74,6 @@ def test_altered_pack_is_reported_with_a_remedy(tmp_path):
     assert invoke("check", "ilsvrc2012", "--data", tmp_path).exit_code == 0
 
 
-@pytest.mark.parametrize("command", ["check", "pack"])
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -96,13 +86,13 @@ def test_altered_pack_is_reported_with_a_remedy(tmp_path):
         (lambda home: (home / "ILSVRC2012_devkit_t12.tar.gz").write_bytes(b"x" * 2000), "t12.tar.gz is truncated or"),
     ],
 )
-def test_bad_input_is_a_clear_error_and_writes_nothing(tmp_path, command, change, message):
+def test_bad_input_is_a_clear_error_and_writes_nothing(tmp_path, change, message):
     home = lay_out(tmp_path / "ilsvrc2012", "tars")
     change(home)
     before = sorted(tmp_path.rglob("*"))
-    result = invoke(command, "ilsvrc2012", "--data", tmp_path / "data", "--source", home, "--quiet")
+    result = invoke("pack", "ilsvrc2012", "--data", tmp_path / "data", "--source", home, "--quiet")
     assert result.exit_code == 1
-    assert message in (result.stderr if command == "pack" else result.stdout)
+    assert message in result.stderr
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -123,13 +113,6 @@ def test_fetch_explains_the_manual_download(tmp_path):
     assert (result.exit_code, result.stdout) == (1, "")
     for part in ("https://image-net.org", "147.9 GB", "29b22e2961454d5413ddabcf34fc5622", f"--data {tmp_path}"):
         assert part in result.stderr
-
-
-def test_real_images_are_counted_against_the_release(real_source, tmp_path, progress):
-    _, lines = Home(tmp_path, real_source.folder).check(progress)
-    counts = {split: len(real_source.images(split)) for split in SPLITS}
-    assert lines[1].endswith(f"{counts['train']:,} of 1,281,167 images")
-    assert lines[2].endswith(f"{counts['val']:,} of 50,000 images")
 
 
 def test_imagewoof_has_a_pack_of_its_own(tmp_path):

@@ -7,17 +7,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from made_ilsvrc import lay_out
 
 from hullo.lab.data.ilsvrc2012 import stream
 from hullo.lab.data.ilsvrc2012.stream import read_ahead, split_steps, to_device
 from hullo.lab.data.release import DataError
 from hullo.lab.distributed import World
-
-
-@pytest.fixture
-def packed(tmp_path, pack):
-    return pack(lay_out(tmp_path / "source"), tmp_path / "packed")
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from functools import cached_property
 from pathlib import Path
 
 from hullo.lab.data.ilsvrc2012.pack import IMAGE_BYTES, MANIFEST, Pack
-from hullo.lab.data.ilsvrc2012.source import DEVKIT, NUM_RELEASED, SPLITS, TARS, Source, readable
-from hullo.lab.data.release import DataError, data_root
+from hullo.lab.data.ilsvrc2012.source import DEVKIT, NUM_RELEASED, TARS, Source
+from hullo.lab.data.release import data_root
 from hullo.lab.progress import Progress
 
 NAME = "ilsvrc2012"
@@ -52,19 +52,16 @@ class Home:
     def overview_row(self) -> tuple[str, str, str, str, str]:
         """Return the row of the table of data sets: name, content, size, state and location."""
         size = f"{sum(NUM_RELEASED.values()) * IMAGE_BYTES / 1e6:,.1f} MB"
-        with readable(self.packed):
-            if (self.packed / MANIFEST).exists():
-                state = "packed" if Pack.open(self.packed).is_complete else "packed in part"
-            else:
-                state = "not packed" if self.source.folder.is_dir() else "not fetched"
+        if (self.packed / MANIFEST).exists():
+            state = "packed" if Pack.open(self.packed).is_complete else "packed in part"
+        else:
+            state = "not packed" if self.source.folder.is_dir() else "not fetched"
         return self.name, "1,281,167 + 50,000 color images of things, 256 x 256", size, state, str(self.packed.parent)
 
     def check(self, progress: Progress) -> tuple[bool, list[str]]:
         """Return whether the pack is complete and intact, and lines that describe what was found."""
-        with readable(self.packed):
-            is_packed = (self.packed / MANIFEST).exists()
-        if not is_packed:
-            return False, [f"{self.name} is not packed in {self.packed}", *self._check_source(progress)]
+        if not (self.packed / MANIFEST).exists():
+            return False, [f"{self.name} is not packed in {self.packed}", self.explain_fetch()]
         pack = Pack.open(self.packed)
         progress.start_step(f"verifying {self.packed}", 0, 1)
         if flaws := pack.find_flaws(progress.update):
@@ -73,19 +70,3 @@ class Home:
         counts = (f"{split.num_images:,} of {split.num_released:,} {name}" for name, split in pack.splits.items())
         state = "ready" if pack.is_complete else "incomplete, but usable"
         return pack.is_complete, [*lines, f"{self.name} is {state} in {self.packed}: {' and '.join(counts)} images"]
-
-    def _check_source(self, progress: Progress) -> list[str]:
-        lines, is_complete = [], True
-        for done, split in enumerate(SPLITS):
-            try:
-                path, released = self.source.path_of(split), self.source.num_released(split)
-                progress.start_step(f"listing {path}", done, len(SPLITS))
-                count = len(self.source.images(split, progress.update))
-                lines.append(f"{split}: {path}: {count:,} of {released:,} images")
-                is_complete = is_complete and count == released
-            except DataError as error:
-                lines.append(f"{split}: {error}")
-                is_complete = False
-        if is_complete:
-            return [*lines, f"pack it with: {self.command}"]
-        return [*lines, self.explain_fetch(), f"or pack the available images with: {self.command} --partial"]

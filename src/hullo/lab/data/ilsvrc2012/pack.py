@@ -6,7 +6,7 @@
     manifest.json   written last
 
 A broken image, which cannot be decoded, has the label -1 and no pixels. If packing is killed, the next call writes
-only the missing shards.
+only the missing shards, and those with broken images.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import os
 import shutil
 import weakref
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hullo.lab.data.ilsvrc2012.decoding import SHAPE, ImageError, decode
-from hullo.lab.data.ilsvrc2012.source import SPLITS, EncodedImage, Source, readable
+from hullo.lab.data.ilsvrc2012.source import SPLITS, EncodedImage, Source
 from hullo.lab.data.release import DataError
 from hullo.lab.files import add_disk_full_hint, atomic_write, locked, make_directory
 from hullo.lab.progress import Progress
@@ -61,7 +61,7 @@ class Shard:
     def open(cls, path: Path) -> Shard:
         """Open a shard without reading its images."""
         try:
-            with np.load(path.with_suffix(".npz"), allow_pickle=False) as index:
+            with path.with_suffix(".npz").open("rb") as file, np.load(file) as index:
                 names, labels, flaws, total = (index[name] for name in ("names", "labels", "flaws", "sum"))
                 digest = str(index["sha256"])
             pixels = np.load(path, mmap_mode="r")  # raises an error for a truncated file
@@ -77,11 +77,9 @@ class Shard:
         return {str(self.names[i]): str(self.flaws[i]) for i in (self.labels < 0).nonzero()[0]}
 
     def holds(self, images: Sequence[EncodedImage]) -> bool:
-        """Return whether the shard contains these images, and the broken ones are still broken."""
-        if self.names.tolist() != [image.name for image in images]:
-            return False
-        pairs = zip(self.labels.tolist(), images, strict=True)
-        return all(label == image.label if label >= 0 else isinstance(_decode(image), str) for label, image in pairs)
+        """Return whether the shard contains these images, and none is broken."""
+        pairs = zip(self.names.tolist(), self.labels.tolist(), strict=True)
+        return list(pairs) == [(image.name, image.label) for image in images]
 
     def is_intact(self) -> bool:
         """Return whether the digest of the pixels is right."""
@@ -143,13 +141,8 @@ class Pack:
     def open(cls, folder: Path) -> Pack:
         """Open the pack in a folder; raise a DataError if it is not finished."""
         path = folder / MANIFEST
-        with readable(path):
-            try:
-                content = path.read_bytes()
-            except FileNotFoundError as error:
-                raise DataError(f"{folder} contains no finished pack; make it with: {COMMAND}") from error
         try:
-            values: dict[str, Any] = json.loads(content)
+            values: dict[str, Any] = json.loads(path.read_bytes())
             if values["version"] != VERSION:
                 raise DataError(
                     f"{folder} was packed by another version of hullo (format {values['version']}, not {VERSION}); "
@@ -157,7 +150,13 @@ class Pack:
                 )
             splits = {split: Split(**values["splits"][split]) for split in SPLITS}
             return cls(folder, [(wnid, words) for wnid, words in values["classes"]], splits)
-        except (LookupError, TypeError, ValueError, RecursionError) as error:
+        except FileNotFoundError as error:
+            raise DataError(f"{folder} contains no finished pack; make it with: {COMMAND}") from error
+        except OSError as error:
+            raise DataError(f"{path} cannot be read ({error.strerror}); make it readable, then try again") from error
+        except DataError:
+            raise
+        except (LookupError, TypeError, ValueError) as error:
             raise DataError(f"{path} is damaged ({error}); delete it, then run: {COMMAND}") from error
 
     @property
@@ -170,12 +169,9 @@ class Pack:
         """The mean training image, float32 of shape (256, 256, 3)."""
         path = self.folder / MEAN
         try:
-            mean = np.load(path, allow_pickle=False)
-            if mean.dtype != np.float32 or mean.shape != SHAPE or not 0 <= mean.min() <= mean.max() <= 255:
-                raise ValueError(f"{mean.dtype} of shape {mean.shape}; must be pixels in float32 of shape {SHAPE}")
+            return torch.from_numpy(np.load(path))
         except (EOFError, OSError, ValueError) as error:
             raise DataError(f"{path} is missing or damaged ({error}); make it again with: {COMMAND}") from error
-        return torch.from_numpy(mean)
 
     def shards(self, split: str) -> list[Path]:
         """Return the paths of the shards of a split."""
@@ -263,7 +259,6 @@ def pack(source: Source, folder: Path, progress: Progress, *, partial: bool, wor
             missing = {path: images for path, images in layout.items() if not _is_done(path, images)}
             if missing:
                 (folder / MANIFEST).unlink(missing_ok=True)
-            _delete_others(folder, layout)
             _check_space(folder, sum(map(len, missing.values())))
             with ThreadPoolExecutor(workers) as threads:
                 for done, (path, images) in enumerate(missing.items(), len(layout) - len(missing)):
@@ -298,14 +293,6 @@ def _is_done(path: Path, images: list[EncodedImage]) -> bool:
         return Shard.open(path).holds(images)
     except DataError:
         return False
-
-
-def _delete_others(folder: Path, layout: Iterable[Path]) -> None:
-    """Delete shards of an earlier layout, and what a killed process left."""
-    stems = {path.stem for path in layout}
-    for path in folder.glob("*-*.*"):
-        if path.suffix not in (".npy", ".npz") or path.stem not in stems:
-            path.unlink()
 
 
 def _check_space(folder: Path, count: int) -> None:
