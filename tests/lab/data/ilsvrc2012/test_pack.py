@@ -29,7 +29,7 @@ def contents(folder):
     files = {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in (".json", ".npy")}
     for path in folder.glob("*.npz"):
         with np.load(path) as arrays:
-            files[path.name] = {name: arrays[name].tolist() for name in arrays}
+            files[path.name] = {name: arrays[name].tobytes() for name in arrays}
     return files
 
 
