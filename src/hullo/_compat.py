@@ -19,19 +19,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 
-_FunctionClass = TypeVar("_FunctionClass", bound=Any)
 _PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
 _count_modes = torch._C._len_torch_dispatch_stack
 _is_key_included = torch._C._dispatch_tls_is_dispatch_key_included
 _forward_ad = torch.autograd.forward_ad
 _TensorGuards = getattr(torch._C._dynamo.guards, "TensorGuards", None)
+_ORDINARY = (Tensor, torch.nn.Parameter)
 
 # Aliases instead of wrappers: torch.compile supports these functions, but not Python functions that call them.
 are_transforms_active = torch._C._are_functorch_transforms_active
@@ -68,20 +68,6 @@ def without_saved_tensor_hooks() -> Iterator[None]:
         return
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
         yield
-
-
-def context_slots(*names: str) -> Callable[[_FunctionClass], _FunctionClass]:
-    """Return a decorator for an autograd Function: its contexts get slots for these attributes.
-
-    They take less time than a dictionary per context, which is then not made.
-    """
-
-    def decorate(function: _FunctionClass) -> _FunctionClass:
-        context: Any = function._backward_cls
-        function._backward_cls = type(context.__name__, (context,), {"__slots__": names})
-        return function
-
-    return decorate
 
 
 def is_exporting() -> bool:
@@ -121,6 +107,16 @@ def is_eager() -> bool:
     )
 
 
+def is_plain(*tensors: Any) -> bool:
+    """Return whether these are ordinary tensors in eager mode: no compiler, tracer, transform, mode or subclass."""
+    if torch.compiler.is_compiling() or not is_eager():
+        return False
+    for tensor in tensors:  # noqa: SIM110  (a loop takes less time than all)
+        if type(tensor) not in _ORDINARY or is_wrapped(tensor):
+            return False
+    return True
+
+
 def check_for(*tensors: Tensor) -> Callable[..., bool] | None:
     """Return a function that checks in one call whether tensors are like these: type, dtype, device, shape, strides,
     requires_grad and dispatch keys, which include those of transforms and tracers; None if this version of PyTorch has
@@ -138,6 +134,11 @@ def check_for(*tensors: Tensor) -> Callable[..., bool] | None:
 def has_modes() -> bool:
     """Return whether a dispatch mode or forward-mode differentiation is active."""
     return _count_modes() > 0 or _forward_ad._current_level >= 0
+
+
+def is_strided(tensor: Any) -> bool:
+    """Return whether this is an ordinary tensor with strides: neither a subclass nor sparse nor nested."""
+    return type(tensor) in _ORDINARY and tensor.layout is torch.strided and not tensor.is_nested
 
 
 def is_intercepted(*tensors: Tensor) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,13 +13,12 @@ from torch import Tensor, fx
 from hullo._compat import (
     are_transforms_active,
     check_for,
-    context_slots,
     has_modes,
-    is_eager,
     is_exporting,
     is_intercepted,
     is_legacy_batched,
-    is_wrapped,
+    is_plain,
+    is_strided,
     needs_plain_operations,
     tracing_state,
 )
@@ -59,134 +59,110 @@ def combine(
             f"invalid shape {tuple(coefficients.shape)} of coefficients for {len(resolved)} bases; valid are "
             f"({len(resolved)},) and (groups, {len(resolved)})"
         )
-    return apply(x, coefficients, CombineSpec(resolved, get_parametrization("given"), channel_dim), backend)
+    return apply(x, coefficients, CombineSpec(resolved, get_parametrization("given"), channel_dim), backend=backend)
 
 
 def apply(
     x: Tensor,
     raw: Tensor,
     spec: CombineSpec,
+    scales: Tensor | None = None,
     backend: str | None = None,
     hull: Any = None,
     calls: CallCache | None = None,
 ) -> Tensor:
-    """Combine with raw parameters and a spec, as the modules do.
+    """Combine with raw parameters and a spec, as the modules do, and with inner scales if they are given.
 
-    Error messages end with the hint of the hull. `calls` keeps the call of plain tensors in eager mode.
+    Error messages end with the hint of the hull. `calls` keeps the call of plain tensors for later ones.
     """
     if isinstance(x, fx.Proxy):  # torch.fx traces with these in place of tensors
-        return apply_spelled(x, raw, *spec.spelled, backend)
-    _check_tensors(x, raw, spec, hull)
+        return apply_spelled(x, raw, scales, *spec.spelled, backend)
+    check_tensors(x, raw, spec, hull)
+    if scales is not None:
+        return _apply_scaled(x, raw, scales, spec, backend)
     kernel = choose(x, spec, backend)
+    if is_plain(x, raw):
+        call = Call(spec, kernel)
+        if calls is not None:
+            call.prepare(x, raw)
+            calls.add(call, x, raw)
+        return call(x, raw)
     if torch.compiler.is_compiling() or tracing_state() is not None:
         if kernel == "triton" and not is_exporting():
-            result: Tensor = operators.combine(x, raw, *spec.spelled, backend)
-            return result
+            return operators.combine(x, raw, *spec.spelled, backend)
         return reference.forward(x, raw, spec)  # plain operations: a compiler fuses them, and exporters support them
-    if is_intercepted(x, raw):
-        return _dispatch(x, raw, spec, "reference")
-    if not (is_eager() and type(x) in PLAIN and type(raw) in PLAIN) or is_wrapped(x) or is_wrapped(raw):
-        return _dispatch(x, raw, spec, kernel)
-    route = _route(spec, kernel)
-    if calls is not None and kernel == "triton":
-        from hullo.kernels import triton
-
-        route.forward = triton.prepare(x, raw, spec)
-    call = _bind(route, x.requires_grad or raw.requires_grad)
-    if calls is not None:
-        calls.add(call, x, raw)
-    return call(x, raw)
+    return _dispatch(x, raw, spec, "reference" if is_intercepted(x, raw) else kernel)
 
 
-@dataclass(slots=True)
-class _Route:
-    """How a combination is computed: the name of the kernel, and its forward pass."""
+class Call:
+    """Combine tensors, which are checked already, by a kernel."""
 
-    spec: CombineSpec
-    kernel: str
-    forward: Callable[[Tensor, Tensor], Tensor]
+    __slots__ = ("forward", "kernel", "spec")
+
+    def __init__(self, spec: CombineSpec, kernel: str) -> None:
+        self.spec, self.kernel = spec, kernel
+        self.forward: Callable[[Tensor, Tensor], Tensor] = functools.partial(load(kernel).forward, spec=spec)
+
+    def prepare(self, x: Tensor, raw: Tensor) -> None:
+        """Take less time from now on, for tensors that are like these."""
+        if self.kernel == "triton":
+            from hullo.kernels import triton
+
+            self.forward = triton.prepare(x, raw, self.spec)
+
+    def __call__(self, x: Tensor, raw: Tensor) -> Tensor:
+        if torch.is_grad_enabled() and (x.requires_grad or raw.requires_grad):
+            result: Tensor = _apply_directly(x, raw, self)  # type: ignore[no-untyped-call]
+            return result
+        return self.forward(x, raw)
 
 
-def _route(spec: CombineSpec, kernel: str) -> _Route:
-    forward = load(kernel).forward
-    return _Route(spec, kernel, lambda x, raw: forward(x, raw, spec))
-
-
-PLAIN = (Tensor, torch.nn.Parameter)
-
-
-class CallCache(dict[int, tuple[Callable[..., bool], Any]]):
-    """Cache of guarded calls of a module, by the element count of the input."""
+class CallCache(dict[int, tuple[Callable[..., bool], Call]]):
+    """Cache of guarded calls of a module, by the element count of the input: a fifth of the time of a small call."""
 
     def __reduce__(self) -> tuple[type[CallCache], tuple[()]]:
         return CallCache, ()  # copies and pickles are empty
 
-    def find(self, *tensors: Any) -> Any:
-        """Return what was added for tensors like these, in eager mode; None if there is nothing."""
-        if torch.compiler.is_compiling():
+    def find(self, x: Any, raw: Any) -> Call | None:
+        """Return the call that was added for tensors like these, in eager mode; None if there is none."""
+        if torch.compiler.is_compiling() or not (is_strided(x) and is_strided(raw)):  # guards need strides
             return None
-        for tensor in tensors:  # guards need strides
-            if type(tensor) not in PLAIN or tensor.layout is not torch.strided or tensor.is_nested:
-                return None
-        known = self.get(tensors[0].numel())
-        return known[1] if known is not None and known[0](*tensors) and not has_modes() else None
+        known = self.get(x.numel())
+        return known[1] if known is not None and known[0](x, raw) and not has_modes() else None
 
-    def add(self, found: Any, *tensors: Tensor) -> None:
-        """Add what was found for tensors, the first of which is the input."""
+    def add(self, call: Call, x: Tensor, raw: Tensor) -> None:
+        """Add the call of tensors."""
         if len(self) > 255:
             self.clear()
-        if (check := check_for(*tensors)) is not None:
-            self[tensors[0].numel()] = check, found
-
-
-def _bind(route: _Route, has_gradient: bool) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the function that combines plain tensors in eager mode, one of which may require a gradient."""
-    forward = route.forward
-
-    def call(x: Tensor, raw: Tensor) -> Tensor:
-        if has_gradient and torch.is_grad_enabled():
-            result: Tensor = _apply_directly(x, raw, route)  # type: ignore[no-untyped-call]
-            return result
-        return forward(x, raw)
-
-    return call
+        if (check := check_for(x, raw)) is not None:
+            self[x.numel()] = check, call
 
 
 @fx.wrap
 def apply_spelled(
-    x: Tensor, raw: Tensor, bases: str, parametrization: str, channel_dim: int, backend: str | None
+    x: Tensor,
+    raw: Tensor,
+    scales: Tensor | None,
+    bases: str,
+    parametrization: str,
+    channel_dim: int,
+    backend: str | None,
 ) -> Tensor:
     """Call `apply` with a spec of strings and numbers, which a graph of torch.fx can hold."""
-    return apply(x, raw, operators.spec(bases, parametrization, channel_dim), backend)
+    return apply(x, raw, operators.spec(bases, parametrization, channel_dim), scales, backend)
 
 
-# A learned inner scale: sum over i of c_i f_i(b_i x), with one b per hull, or one for each of its bases. x is
-# multiplied with the scales before the kernels run.
-
-
-def apply_scaled(x: Tensor, raw: Tensor, scales: Tensor, spec: CombineSpec, hull: object = None) -> Tensor:
-    """Combine base functions of a scaled input, as :func:`hullo.functional.apply` does of the input."""
-    if isinstance(x, fx.Proxy):
-        return apply_scaled_spelled(x, raw, scales, *spec.spelled)
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        return apply(x, raw, spec, hull=hull)  # raises the error
+def _apply_scaled(x: Tensor, raw: Tensor, scales: Tensor, spec: CombineSpec, backend: str | None) -> Tensor:
+    """Compute sum over i of c_i f_i(b_i x), with one b for all bases or one for each."""
     wide = x.to(compute_dtype(x))  # once, since each product saves its factor for the backward pass
     if scales.shape[-1] == 1:
-        return apply(_scaled(wide, scales, 0, spec), raw, spec, hull=hull).to(x.dtype)
+        return apply(_scaled(wide, scales, 0, spec), raw, spec, backend=backend).to(x.dtype)
     coefficients = spec.parametrization.transform(raw)
     total = torch.zeros((), dtype=wide.dtype, device=x.device)
     for n, item in enumerate(spec.bases):
         single = CombineSpec((item,), get_parametrization("given"), spec.channel_dim)
-        total = total + apply(_scaled(wide, scales, n, spec), coefficients[..., n : n + 1], single)
+        total = total + apply(_scaled(wide, scales, n, spec), coefficients[..., n : n + 1], single, backend=backend)
     return total.to(x.dtype)
-
-
-@fx.wrap
-def apply_scaled_spelled(
-    x: Tensor, raw: Tensor, scales: Tensor, bases: str, parametrization: str, channel_dim: int
-) -> Tensor:
-    """Call `apply_scaled` with a spec of strings and numbers, which a graph of torch.fx can hold."""
-    return apply_scaled(x, raw, scales, operators.spec(bases, parametrization, channel_dim))
 
 
 def _scaled(x: Tensor, scales: Tensor, column: int, spec: CombineSpec) -> Tensor:
@@ -194,12 +170,9 @@ def _scaled(x: Tensor, scales: Tensor, column: int, spec: CombineSpec) -> Tensor
     factors = scales[..., column].to(x.dtype)
     if scales.dim() == 1:
         return x * factors
-    dim = spec.channel_dim % x.dim() if -x.dim() <= spec.channel_dim < x.dim() else 0
-    if x.dim() == 0 or x.shape[dim] % len(factors):
-        return x  # `apply` raises the error
     shape = [1] * x.dim()
-    shape[dim] = x.shape[dim]
-    return x * factors.repeat_interleave(x.shape[dim] // len(factors)).reshape(shape)
+    shape[spec.channel_dim] = x.shape[spec.channel_dim]
+    return x * factors.repeat_interleave(shape[spec.channel_dim] // len(factors)).reshape(shape)
 
 
 def _describe_invalid(x: object) -> str:
@@ -218,7 +191,7 @@ def _describe_invalid(x: object) -> str:
     return f"x must be a floating-point tensor, got {x.dtype}; for integers call x.float() first"
 
 
-def _check_tensors(x: Tensor, raw: Tensor, spec: CombineSpec, hull: Any) -> None:
+def check_tensors(x: Tensor, raw: Tensor, spec: CombineSpec, hull: Any) -> None:
     """Raise an error unless x is dense, on the device of the raw parameters, and these are as many as the bases need,
     in one row or one per group."""
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.layout is not torch.strided or x.is_nested:
@@ -247,20 +220,19 @@ def check_groups(shape: Sequence[int], groups: int, channel_dim: int) -> None:
         )
 
 
-@context_slots("route")
 class _Combine(torch.autograd.Function):
     """Combine; save only x and the raw parameters, and recompute the bases in the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, raw: Tensor, route: _Route) -> Tensor:
-        ctx.route = route
-        ctx.to_save = x, raw  # as ctx.save_for_backward does, without the call
-        return route.forward(x, raw)
+    def forward(ctx: Any, x: Tensor, raw: Tensor, call: Call) -> Tensor:
+        ctx.call = call
+        ctx.save_for_backward(x, raw)
+        return call.forward(x, raw)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         x, raw = ctx.saved_tensors
-        return *backward(gradient, x, raw, ctx.route.spec, ctx.route.kernel), None
+        return *backward(gradient, x, raw, ctx.call.spec, ctx.call.kernel), None
 
 
 # Function.apply without its Python part, which serves transforms of torch.func
@@ -273,7 +245,7 @@ def backward(gradient: Tensor, x: Tensor, raw: Tensor, spec: CombineSpec, kernel
     if not torch.is_grad_enabled() and not batched:
         return load(kernel).backward(gradient, x, raw, spec)
     if kernel != "triton" or batched:
-        return reference.backward(gradient, x, raw, spec, learns=raw.requires_grad or not is_eager())
+        return reference.backward(gradient, x, raw, spec)
     wide = raw.to(compute_dtype(x))
     coefficients = spec.parametrization.transform(wide)
     given = replace(spec, parametrization=get_parametrization("given"))
@@ -342,18 +314,18 @@ class _TransformedCombine(_Combine):
     """Combine with the separate setup_context that torch.func requires, which takes three times as long to call."""
 
     @staticmethod
-    def forward(x: Tensor, raw: Tensor, route: _Route) -> Tensor:  # type: ignore[override]
-        return route.forward(x, raw)
+    def forward(x: Tensor, raw: Tensor, call: Call) -> Tensor:  # type: ignore[override]
+        return call.forward(x, raw)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, _Route], output: Tensor) -> None:
-        x, raw, ctx.route = inputs
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Call], output: Tensor) -> None:
+        x, raw, ctx.call = inputs
         ctx.save_for_backward(x, raw)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, raw: Tensor, route: _Route) -> tuple[Tensor, int]:
+    def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, raw: Tensor, call: Call) -> tuple[Tensor, int]:
         """Merge a batch of inputs into the input, and a batch of coefficients into the groups."""
-        spec, kernel = route.spec, route.kernel
+        spec, kernel = call.spec, call.kernel
         x_dim, raw_dim = in_dims[:2]
         if x_dim is None:
             x, x_dim = x.expand(info.batch_size, *x.shape), 0
@@ -370,8 +342,9 @@ class _TransformedCombine(_Combine):
 
 
 def _dispatch(x: Tensor, raw: Tensor, spec: CombineSpec, kernel: str) -> Tensor:
+    """Combine in transforms of torch.func, dispatch modes and with tensor subclasses."""
     if needs_plain_operations():
         return reference.forward(x, raw, spec)
     function = _TransformedCombine if are_transforms_active() else _Combine
-    result: Tensor = function.apply(x, raw, _route(spec, kernel))  # type: ignore[no-untyped-call]
+    result: Tensor = function.apply(x, raw, Call(spec, kernel))  # type: ignore[no-untyped-call]
     return result

@@ -15,15 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from hullo._compat import (
-    is_eager,
-    is_intercepted,
     is_legacy_batched,
-    is_wrapped,
+    is_plain,
+    is_strided,
     keeps_graph,
     real_tensors,
     storage_uses,
 )
-from hullo.functional import CallCache, apply, backward
+from hullo.functional import apply, backward, check_tensors
 from hullo.kernels import CombineSpec, choose, load
 from hullo.modules import Hull
 
@@ -48,32 +47,28 @@ class GatedHull(nn.Module):
         if not isinstance(hull, Hull):
             raise TypeError(f"hull is a {type(hull).__name__}; give GatedHull a hull such as hullo.AffineHull(...)")
         self.hull = hull
-        self.calls = CallCache()
 
     def forward(self, gate: Tensor, up: Tensor) -> Tensor:
-        hull: Hull = self._modules["hull"]  # type: ignore[assignment]  # faster than an attribute
-        found = self._find_kernel(hull, gate, up)
-        if found is None:
-            product: Tensor = hull(gate) * up
-            return product
-        raw, kernel = found
-        fused: Tensor = _apply_directly(gate, up, raw, hull.spec, kernel)  # type: ignore[no-untyped-call]
-        return fused
+        hull = self.hull
+        y: Tensor
+        if is_plain(gate, up) and _are_alike(gate, up) and _is_alone(hull) and is_plain(raw := hull.kernel_input()):
+            check_tensors(gate, raw, hull.spec, hull)
+            y = _apply_directly(gate, up, raw, hull.spec, choose(gate, hull.spec, None))  # type: ignore[no-untyped-call]
+        else:
+            y = hull(gate) * up
+        return y
 
-    def _find_kernel(self, hull: Hull, gate: Tensor, up: Tensor) -> tuple[Tensor, str] | None:
-        """Return the input of the fused kernel and its name; None where the hull and a product are called."""
-        hooks = hull._forward_hooks or hull._forward_pre_hooks or hull._backward_hooks or hull._backward_pre_hooks
-        if torch.compiler.is_compiling() or hooks or hull._parameters.get("inner_scale", False) is not None:
-            return None
-        raw = hull._parameters.get(hull.raw_name)
-        if (known := self.calls.find(gate, up, raw)) is not None:
-            return raw, known  # type: ignore[return-value]
-        if not _is_plain(hull, gate, up):
-            return None
-        given, kernel = hull.kernel_input(), choose(gate, hull.spec, None)
-        if given is raw:  # otherwise the kernel takes coefficients, which change
-            self.calls.add(kernel, gate, up, raw)
-        return given, kernel
+
+def _is_alone(hull: Hull) -> bool:
+    """Return whether a call of the hull is a call of its kernel: no hooks, scales or forward of its own."""
+    hooks = hull._forward_hooks or hull._forward_pre_hooks or hull._backward_hooks or hull._backward_pre_hooks
+    return not hooks and hull.inner_scale is None and type(hull).forward is Hull.forward
+
+
+def _are_alike(gate: Tensor, up: Tensor) -> bool:
+    """Return whether both are dense tensors of one shape, type and device."""
+    are_strided = is_strided(gate) and is_strided(up)
+    return are_strided and gate.shape == up.shape and gate.dtype == up.dtype and gate.device == up.device
 
 
 def named_callers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -82,27 +77,6 @@ def named_callers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for name, module in model.named_modules():
         if isinstance(module, Hull):
             yield name, gated.get(id(module), module)
-
-
-def _is_plain(hull: Hull, gate: Tensor, up: Tensor) -> bool:
-    """Return whether the fused autograd Function applies; otherwise the hull and a product are called."""
-    if type(hull).forward is not Hull.forward or not is_eager():
-        return False
-    for tensor in (gate, up):
-        if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided or tensor.is_nested:
-            return False
-        if is_wrapped(tensor) or tensor.device != hull.raw.device:
-            return False
-    if gate.shape != up.shape or gate.dtype != up.dtype or not gate.is_floating_point():
-        return False
-    if hull.groups > 1 and not _has_groups(hull, gate):
-        return False  # the hull raises the error
-    return not is_intercepted(gate, up, hull.raw)
-
-
-def _has_groups(hull: Hull, gate: Tensor) -> bool:
-    dim = hull.spec.channel_dim
-    return -gate.dim() <= dim < gate.dim() and gate.shape[dim] % hull.groups == 0
 
 
 # A gradient may reuse the memory of a saved tensor that nothing else refers to: no variable, no tensor that shares its
@@ -176,7 +150,7 @@ class _Gated(torch.autograd.Function):
             counts = _references(gate), _references(up)
             disposable = (_is_disposable(gate, counts[0]), _is_disposable(up, counts[1]))
             return *_fused().gated_backward(gradient, gate, up, raw, ctx.spec, disposable), None, None
-        dup = gradient * apply(gate, raw, ctx.spec, ctx.kernel)
+        dup = gradient * apply(gate, raw, ctx.spec, backend=ctx.kernel)
         dgate, draw = backward(gradient * up, gate, raw, ctx.spec, ctx.kernel)
         return dgate, dup, draw, None, None
 

@@ -13,7 +13,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from hullo._compat import gather, is_sharded, real_tensors, shard_like
 from hullo.bases import Base, get_base, resolve
 from hullo.coefficients import Hyperplane, Orthant, Simplex, Space, invert, read_only
-from hullo.functional import CallCache, apply, apply_scaled
+from hullo.functional import CallCache, apply
 from hullo.kernels import CombineSpec
 from hullo.optimizer_hook import watch
 from hullo.parametrizations import BuiltInParametrization, Parametrization, evaluate, get_parametrization
@@ -126,18 +126,14 @@ class Hull(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (the argument's name in PyTorch's modules)
         parameters = self._parameters  # faster than attributes; torch.nn.utils.parametrize removes them
-        raw, scale = parameters.get(self.raw_name), parameters.get("inner_scale", False)
+        raw = parameters.get(self.raw_name)
         if raw is None or self.constraint.parametrization is not self.spec.parametrization:
             raw = self.kernel_input()  # type: ignore[assignment]
-        if scale is False:
-            scale = self.inner_scale
-        if scale is not None:
-            return apply_scaled(input, raw, scale, self.spec, hull=self)  # type: ignore[arg-type]
-        call = self.calls.find(input, raw)
-        if call is None:
-            return apply(input, raw, self.spec, None, self, self.calls)  # type: ignore[arg-type]
-        result: Tensor = call(input, raw)
-        return result
+        scales = parameters.get("inner_scale", False)
+        if scales is False:
+            scales = self.inner_scale
+        call = self.calls.find(input, raw) if scales is None else None
+        return apply(input, raw, self.spec, scales, None, self, self.calls) if call is None else call(input, raw)  # type: ignore[arg-type]
 
     def kernel_input(self) -> Tensor:
         """Return the input of the kernels: raw parameters of a built-in parametrization, otherwise coefficients."""

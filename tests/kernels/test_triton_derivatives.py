@@ -60,7 +60,7 @@ class TestDerivativesOfAnyOrder:
         x, raw = (t.to(DEVICE).requires_grad_() for t in self.inputs(1))
         spec = CombineSpec(tuple(map(hullo.get_base, ("tanh", "gelu", "sin(2)"))), get_parametrization(hull), 1)
         assert torch.autograd.gradgradcheck(
-            lambda x, raw: hullo.functional.apply(x, raw, spec, "triton"), (x[0], raw), atol=1e-6
+            lambda x, raw: hullo.functional.apply(x, raw, spec, backend="triton"), (x[0], raw), atol=1e-6
         )
 
     @pytest.mark.parametrize("groups", [1, 2])

@@ -52,9 +52,9 @@ def load(name: str) -> Kernel:
 def choose(x: Tensor, spec: CombineSpec, backend: str | None) -> str:
     """Return the name of the kernel for x: `backend`, or the fastest that supports x."""
     if backend is None:
-        if x.device.type == "cpu":
+        if x.is_cpu:
             return "cpu"
-        return "triton" if x.device.type == "cuda" and not _why_not_triton(x, spec) else "reference"
+        return "triton" if x.is_cuda and not _why_not_triton(x, spec) else "reference"
     if backend not in BACKENDS:
         raise ValueError(
             f"unknown backend {backend!r}; valid are {', '.join(map(repr, BACKENDS))}, and None for the fastest"
@@ -75,7 +75,7 @@ def _why_not_triton(x: Tensor, spec: CombineSpec) -> str:
     """Return why the fused kernel does not support x, or an empty string."""
     if not HAS_TRITON:
         return "Triton is not installed"
-    if x.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+    if not x.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
         return f"it supports CUDA tensors, and x is on {x.device}"
     if x.dtype not in FUSED_DTYPES:
         return f"it supports float64, float32, float16 and bfloat16, and x has dtype {x.dtype}"

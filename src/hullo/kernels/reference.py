@@ -19,17 +19,12 @@ def forward(x: Tensor, raw: Tensor, spec: CombineSpec) -> Tensor:
     return _finish(_total(terms), x)
 
 
-def backward(gradient: Tensor, x: Tensor, raw: Tensor, spec: CombineSpec, learns: bool = True) -> tuple[Tensor, Tensor]:
-    """Compute dx = dy * sum over i of c_i f_i'(x), and dc_i = sum over x of dy * f_i(x), pulled back to raw.
-
-    Where raw is not learned, its gradient is zero.
-    """
+def backward(gradient: Tensor, x: Tensor, raw: Tensor, spec: CombineSpec) -> tuple[Tensor, Tensor]:
+    """Compute dx = dy * sum over i of c_i f_i'(x), and dc_i = sum over x of dy * f_i(x), pulled back to raw."""
     wide, coefficients = _prepare(x, raw, spec)
     upstream = gradient.reshape(wide.shape).to(wide.dtype)
     values = [value(wide) for value, _ in spec.functions]
     slope = _total([c * f(wide, y) for c, (_, f), y in zip(coefficients, spec.functions, values, strict=True)])
-    if not learns:
-        return _finish(upstream * slope, x), torch.zeros_like(raw)
     others = [d for d in range(wide.dim()) if raw.dim() == 1 or d != spec.channel_dim % x.dim()]
     sums = torch.stack([(upstream * y).sum(others) if others else upstream * y for y in values], dim=-1)
     wide_raw = raw.to(wide.dtype)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hullo.bases import Base, in_order
-from hullo.functional import apply, apply_scaled
+from hullo.functional import apply
 from hullo.kernels import CombineSpec
 from hullo.modules import keep_float32
 from hullo.optimizer_hook import watch_table
@@ -364,7 +364,7 @@ class Activations(nn.Module):
         if call.own and not is_scaled and not kernels.support(x.tensor):
             return Value(_combine_own(selected, coefficients, call, dim), dim)
         if is_scaled:
-            combined = apply_scaled(flat, coefficients, self._scale_rows(call), spec)
+            combined = apply(flat, coefficients, spec, self._scale_rows(call))
         else:
             combined = apply(flat, coefficients, spec)
         return Value(combined.view(selected.shape), dim)

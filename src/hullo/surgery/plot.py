@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hullo._compat import real_tensors
-from hullo.functional import apply_scaled
+from hullo.functional import apply
 from hullo.kernels import CombineSpec
 from hullo.modules import Hull
 from hullo.parametrizations import get_parametrization
@@ -117,7 +117,7 @@ def _functions(
     rows = coefficients.double().cpu().reshape(hull.groups, -1)
     factors = torch.ones(1, 1) if scales is None else scales.reshape(hull.groups, -1)
     spec = CombineSpec(hull.bases, get_parametrization("given"), 0)
-    return x, apply_scaled(x.expand(hull.groups, -1), rows, factors.double().cpu().expand(len(rows), -1), spec)
+    return x, apply(x.expand(hull.groups, -1), rows, spec, factors.double().cpu().expand(len(rows), -1))
 
 
 def _inputs(model: nn.Module, given: Inputs) -> dict[str, Tensor]:
