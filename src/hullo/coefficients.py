@@ -7,12 +7,12 @@ in the :class:`Orthant`, a linear hull's anywhere in :class:`Space`. A parametri
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from hullo._compat import are_transforms_active, disabled_torch_function, is_intercepted
+from hullo._compat import are_transforms_active, is_intercepted, without_torch_function
 from hullo.parametrizations import BuiltInParametrization, Parametrization, get_parametrization
 
 _TOLERANCE = 1e-5  # on the sum of given coefficients, relative to the largest; those of a hull are exact up to rounding
@@ -21,7 +21,9 @@ _TOLERANCE = 1e-5  # on the sum of given coefficients, relative to the largest; 
 class _Set:
     """A set of coefficients with one of its parametrizations, by default the first of `choices`."""
 
-    choices: ClassVar[tuple[str, ...]] = ()
+    choices: ClassVar[tuple[str, ...]]  # the second one never reaches zero, if coefficients are not negative
+    sums_to_one: ClassVar[bool] = False
+    is_nonnegative: ClassVar[bool] = False
     parametrization: Parametrization
 
     def __init__(self, parametrization: str | Parametrization | None = None) -> None:
@@ -42,34 +44,28 @@ class _Set:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.parametrization.name!r})"
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, type(self)) and self.parametrization is other.parametrization
-
-    def __hash__(self) -> int:
-        return hash((type(self), self.parametrization.name))
-
     def check(self, coefficients: Tensor) -> tuple[bool, str]:
         """Return whether every row of coefficients is in the set, and if not, why."""
-        ok = bool(coefficients.isfinite().all())
-        return ok, "" if ok else "coefficients must be finite numbers"
+        reason = self._describe_violation(coefficients)
+        return not reason, reason
 
-    def _check_sum(self, coefficients: Tensor) -> tuple[bool, str]:
-        sums = coefficients.sum(-1)
-        worst = sums.flatten()[(sums - 1).abs().argmax()].item()
-        ok = abs(worst - 1) <= _TOLERANCE * max(1.0, coefficients.abs().amax().item())
-        return ok, "" if ok else f"coefficients must sum to one, these sum to {worst:.6g}"
-
-    def _check_signs(self, coefficients: Tensor, hull: str, positive: str, closed: str) -> tuple[bool, str]:
-        """Check that no coefficient is negative, or zero with a parametrization that never reaches zero."""
+    def _describe_violation(self, coefficients: Tensor) -> str:
+        if not bool(coefficients.isfinite().all()):
+            return "coefficients must be finite numbers"
+        if self.sums_to_one:
+            sums = coefficients.sum(-1)
+            worst = sums.flatten()[(sums - 1).abs().argmax()].item()
+            if abs(worst - 1) > _TOLERANCE * max(1.0, coefficients.abs().amax().item()):
+                return f"coefficients must sum to one, these sum to {worst:.6g}"
         least = coefficients.amin().item()
-        if least < 0:
-            return False, f"coefficients of a {hull} hull must not be negative, one is {least:.6g}"
-        if self.parametrization is get_parametrization(positive) and least < 1e-300:
+        if self.is_nonnegative and least < 0:
+            return f"coefficients must not be negative, one is {least:.6g}"
+        if self.is_nonnegative and least < 1e-300 and self.parametrization.name == self.choices[1]:
+            closed = self.choices[0]
             return (
-                False,
-                f"{positive} never reaches zero, one is {least:.6g}; parametrization={closed!r} can start there",
+                f"{self.choices[1]} never reaches zero, one is {least:.6g}; parametrization={closed!r} can start there"
             )
-        return True, ""
+        return ""
 
 
 class Hyperplane(_Set):
@@ -83,11 +79,7 @@ class Hyperplane(_Set):
     (True, '')
     """
 
-    choices: ClassVar[tuple[str, ...]] = ("recentred", "free")
-
-    def check(self, coefficients: Tensor) -> tuple[bool, str]:
-        ok, reason = super().check(coefficients)
-        return self._check_sum(coefficients) if ok else (ok, reason)
+    choices, sums_to_one = ("recentred", "free"), True
 
 
 class Simplex(_Set):
@@ -100,15 +92,10 @@ class Simplex(_Set):
 
     >>> import torch, hullo
     >>> hullo.coefficients.Simplex().check(torch.tensor([2.0, -1.0]))
-    (False, 'coefficients of a convex hull must not be negative, one is -1')
+    (False, 'coefficients must not be negative, one is -1')
     """
 
-    choices: ClassVar[tuple[str, ...]] = ("projection", "softmax")
-
-    def check(self, coefficients: Tensor) -> tuple[bool, str]:
-        ok, reason = super().check(coefficients)
-        ok, reason = self._check_sum(coefficients) if ok else (ok, reason)
-        return self._check_signs(coefficients, "convex", "softmax", "projection") if ok else (ok, reason)
+    choices, sums_to_one, is_nonnegative = ("projection", "softmax"), True, True
 
 
 class Orthant(_Set):
@@ -122,11 +109,7 @@ class Orthant(_Set):
     (True, '')
     """
 
-    choices: ClassVar[tuple[str, ...]] = ("clamped", "softplus")
-
-    def check(self, coefficients: Tensor) -> tuple[bool, str]:
-        ok, reason = super().check(coefficients)
-        return self._check_signs(coefficients, "conic", "softplus", "clamped") if ok else (ok, reason)
+    choices, is_nonnegative = ("clamped", "softplus"), True
 
 
 class Space(_Set):
@@ -137,7 +120,7 @@ class Space(_Set):
     (True, '')
     """
 
-    choices: ClassVar[tuple[str, ...]] = ("given",)
+    choices = ("given",)
 
 
 def invert(constraint: _Set, coefficients: Tensor) -> Tensor:
@@ -172,13 +155,21 @@ def invert(constraint: _Set, coefficients: Tensor) -> Tensor:
     return raw
 
 
-_ALLOWED = {"requires_grad_", "detach_", "retain_grad_", "rename_", "share_memory_"}
-
-
 class ReadOnly(Tensor):
     """A tensor that cannot be changed in place; operations on it return ordinary tensors."""
 
-    __torch_function__ = disabled_torch_function  # type: ignore[assignment]
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name.startswith("__i") and hasattr(Tensor, f"__{name[3:]}"):
+            func = getattr(Tensor, f"__{name[3:]}")  # c *= 2 makes a new tensor: c = c * 2
+        elif name == "__setitem__" or (name.endswith("_") and not name.startswith("_") and name not in _ALLOWED):
+            raise TypeError(
+                "coefficients are computed from the raw parameters of a hull and cannot be changed in place; assign "
+                "all of them, as in hull.coefficients = [0.5, 0.5], or change a copy, hull.coefficients.clone()"
+            )
+        with without_torch_function():
+            return func(*args, **(kwargs or {}))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.as_subclass(Tensor).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
@@ -187,18 +178,7 @@ class ReadOnly(Tensor):
         return repr(self.as_subclass(Tensor))
 
 
-def _refuse(self: Tensor, *args: Any, **kwargs: Any) -> NoReturn:
-    raise TypeError(
-        "coefficients are computed from the raw parameters of a hull and cannot be changed in place; assign all of "
-        "them, as in hull.coefficients = [0.5, 0.5], or change a copy, hull.coefficients.clone()"
-    )
-
-
-for _name in dir(Tensor):
-    if _name == "__setitem__" or (_name.endswith("_") and not _name.startswith("_") and _name not in _ALLOWED):
-        setattr(ReadOnly, _name, _refuse)
-    elif hasattr(Tensor, f"__i{_name[2:]}"):
-        setattr(ReadOnly, f"__i{_name[2:]}", getattr(Tensor, _name))  # c *= 2 makes a new tensor: c = c * 2
+_ALLOWED = {"requires_grad_", "detach_", "retain_grad_", "rename_", "share_memory_"}
 
 
 def read_only(tensor: Tensor) -> Tensor:

@@ -89,7 +89,8 @@ def apply(
         return call(x, raw)
     if torch.compiler.is_compiling() or tracing_state() is not None:
         if kernel == "triton" and not is_exporting():
-            return operators.combine(x, raw, *spec.spelled, backend)
+            result: Tensor = operators.combine(x, raw, *spec.spelled, backend)
+            return result
         return reference.forward(x, raw, spec)  # plain operations: a compiler fuses them, and exporters support them
     return _dispatch(x, raw, spec, "reference" if is_intercepted(x, raw) else kernel)
 

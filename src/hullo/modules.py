@@ -94,13 +94,13 @@ class Hull(nn.Module):
             raise TypeError(f"dtype={dtype!r}: coefficients need a floating-point torch.dtype such as torch.float32")
         self.bases = resolve(_flatten(bases), strict=self.is_strict if strict is None else strict)
         self.groups = groups
-        self.constraint = self.set_class() if parametrization is None else self.set_class(parametrization)
+        self.constraint = self.set_class(parametrization)
         chosen = self.constraint.parametrization
         in_kernel = chosen if isinstance(chosen, BuiltInParametrization) else get_parametrization("given")
         self.spec = CombineSpec(self.bases, in_kernel, channel_dim)
         self.calls = CallCache()
         self.raw_name = write_raw_name(chosen.name, self.bases, groups, channel_dim)
-        self.init = self._validate(self._uniform() if init is None else init)
+        self.init = self._validate(init)
         self.raw = nn.Parameter(  # type: ignore[misc]
             torch.tensor(
                 self._raw_values(self.init),
@@ -159,7 +159,7 @@ class Hull(nn.Module):
 
     @coefficients.setter
     def coefficients(self, value: Init) -> None:
-        numbers = self._raw_values(self._validate(self._uniform() if value is None else value))
+        numbers = self._raw_values(self._validate(value))
         raw = torch.tensor(numbers, device=self.raw.device, dtype=self.raw.dtype)
         with torch.no_grad():
             if is_parametrized(self, self.raw_name):
@@ -181,13 +181,6 @@ class Hull(nn.Module):
         super().__setattr__(self.raw_name if name == "raw" else name, value)
 
     @property
-    def scale_kind(self) -> str | None:
-        """Return the kind of inner scale: "hull", "base" or None."""
-        if self.inner_scale is None:
-            return None
-        return "hull" if self.inner_scale.shape[-1] == 1 else "base"
-
-    @property
     def shape(self) -> tuple[int, ...]:
         """Return the shape of the raw parameters."""
         per_row = len(self.bases) - self.constraint.parametrization.fewer
@@ -205,18 +198,16 @@ class Hull(nn.Module):
         return values
 
     @real_tensors()
-    def _uniform(self) -> Tensor:
-        return torch.full((len(self.bases),), 1 / len(self.bases), dtype=torch.float64, device="cpu")
-
-    @real_tensors()
     def _validate(self, value: Init) -> Tensor:
-        """Return given coefficients in float64 and in the shape of `coefficients`, after checking them."""
+        """Return given coefficients, by default 1/N each, checked, in float64 and in the shape of `coefficients`."""
         n = len(self.bases)
         shape = (n,) if self.groups == 1 else (self.groups, n)
         if isinstance(value, str):
             if get_base(value) not in self.bases:
                 raise ValueError(f"invalid init {value!r}: it is not one of the bases of {self.spelling}")
             value = [float(item is get_base(value)) for item in self.bases]
+        if value is None:
+            value = [1 / n] * n
         valid = f"{n} numbers" if self.groups == 1 else f"{n} numbers or {self.groups} rows of {n}"
         try:
             given = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach()
@@ -264,20 +255,16 @@ class Hull(nn.Module):
 
         Return None if they have no values (on the meta device, in a trace) or are sharded.
         """
-        if is_sharded(self.raw):
-            return None
-        try:
-            rows: list[list[float]] = self.coefficients.detach().double().reshape(self.groups, -1).tolist()
-        except RuntimeError:
-            return None
-        return rows
+        return None if is_sharded(self.raw) else self._rows(self.coefficients)
 
     def local_scales(self) -> list[list[float]] | None:
         """Return the inner scales as numbers, one row per group, for printing; None if they have no values."""
-        if self.inner_scale is None or is_sharded(self.inner_scale):
-            return None
+        scales = self.inner_scale
+        return None if scales is None or is_sharded(scales) else self._rows(scales)
+
+    def _rows(self, numbers: Tensor) -> list[list[float]] | None:
         try:
-            rows: list[list[float]] = self.inner_scale.detach().double().reshape(self.groups, -1).tolist()
+            rows: list[list[float]] = numbers.detach().double().reshape(self.groups, -1).tolist()
         except RuntimeError:
             return None
         return rows
@@ -290,12 +277,13 @@ class Hull(nn.Module):
             parts.append(f"groups={self.groups}")
         if self.groups > 1 and self.spec.channel_dim != 1:
             parts.append(f"channel_dim={self.spec.channel_dim}")
-        if self.constraint != self.set_class():
+        if self.constraint.parametrization.name != self.set_class.choices[0]:
             parts.append(f"parametrization={self.constraint.parametrization.name!r}")
         if self.inner_scale is not None:
+            kind = "hull" if self.inner_scale.shape[-1] == 1 else "base"
             scales = self.local_scales() if self.groups == 1 else None
-            shown = ", ".join(f"{value:.3g}" for value in scales[0]) if scales else repr(self.scale_kind)
-            parts.append(f"inner_scale={shown if self.scale_kind == 'hull' or not scales else f'[{shown}]'}")
+            shown = ", ".join(f"{value:.3g}" for value in scales[0]) if scales else repr(kind)
+            parts.append(f"inner_scale={f'[{shown}]' if scales and kind == 'base' else shown}")
         return ", ".join(parts)
 
 

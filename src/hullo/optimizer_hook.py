@@ -28,9 +28,6 @@ from hullo.parametrizations import Parametrization
 if TYPE_CHECKING:
     from hullo.modules import Hull
 
-_watched: weakref.WeakSet[Hull] = weakref.WeakSet()
-_tables: weakref.WeakSet[Table] = weakref.WeakSet()
-
 
 class Table(Protocol):
     """Raw parameters of many hulls in one tensor, whose rows may have different parametrizations."""
@@ -41,15 +38,12 @@ class Table(Protocol):
         """Restrict a gradient of `raw` to directions in which coefficients can move."""
 
 
-def watch_table(table: Table) -> None:
-    """Restrict the gradients of a table before every optimizer step, as long as it exists."""
-    _tables.add(table)
-    _register()
+_watched: weakref.WeakSet[Any] = weakref.WeakSet()  # of hulls and tables
 
 
-def watch(hull: Hull) -> None:
-    """Restrict the gradients of a hull's raw parameters before every optimizer step, as long as the hull exists."""
-    _watched.add(hull)
+def watch(owner: Hull | Table) -> None:
+    """Restrict the gradients of raw parameters before every optimizer step, as long as their owner exists."""
+    _watched.add(owner)
     _register()
 
 
@@ -78,17 +72,21 @@ def _before_step(
 
 @torch.no_grad()
 def _restrict_gradients(optimizer: Optimizer) -> None:
-    tables = {id(table.raw): table for table in _tables}
-    for parameter, sign in _parameters(optimizer):
-        if (table := tables.get(id(parameter))) is not None and parameter.grad is not None:
-            parameter.grad.copy_(sign * table.feasible_gradient(sign * parameter.grad))
+    owners = dict(_owners())
     batches: dict[tuple[Parametrization, int, torch.device, torch.dtype, int], list[Tensor]] = defaultdict(list)
-    for raw, parametrization, sign in _restricted(optimizer):
-        if is_sharded(raw):
-            feasible = parametrization.restrict(gather(raw), sign * gather(raw.grad))  # type: ignore[arg-type, misc]
-            raw.grad.copy_(shard_like(sign * feasible, raw.grad))  # type: ignore[arg-type, union-attr]
-        else:
-            batches[parametrization, sign, raw.device, raw.dtype, raw.shape[-1]].append(raw)
+    for group in optimizer.param_groups:
+        sign = -1 if group.get("maximize") else 1  # of the descent
+        for raw in group["params"]:
+            owner = owners.get(id(raw)) if raw.grad is not None else None
+            if isinstance(owner, Parametrization):
+                # hulls of one parametrization take one call, except those that are sharded
+                if is_sharded(raw):
+                    feasible = owner.restrict(gather(raw), sign * gather(raw.grad))  # type: ignore[misc]
+                    raw.grad.copy_(shard_like(sign * feasible, raw.grad))
+                else:
+                    batches[owner, sign, raw.device, raw.dtype, raw.shape[-1]].append(raw)
+            elif owner is not None:
+                raw.grad.copy_(sign * owner.feasible_gradient(sign * raw.grad))
     for (parametrization, sign, _, _, bases), raws in batches.items():
         gradients = [raw.grad.view(-1, bases) for raw in raws if raw.grad is not None]
         rows, descent = torch.cat([raw.view(-1, bases) for raw in raws]), torch.cat(gradients)
@@ -97,18 +95,13 @@ def _restrict_gradients(optimizer: Optimizer) -> None:
         copy_each(gradients, torch.split(feasible, [len(gradient) for gradient in gradients]))
 
 
-def _restricted(optimizer: Optimizer) -> Iterator[tuple[Tensor, Parametrization, int]]:
-    """Yield the raw parameters with gradients to restrict, in the optimizer's order, and the sign of the descent."""
-    hulls = {id(hull._parameters.get(hull.raw_name)): hull for hull in _watched if hasattr(hull, "constraint")}
-    for raw, sign in _parameters(optimizer):
-        hull = hulls.get(id(raw))
-        # a shard of a flattened parameter has another shape, and not all coefficients of a row
-        if hull and hull.constraint.parametrization.restrict and raw.grad is not None and raw.shape == hull.shape:
-            yield raw, hull.constraint.parametrization, sign
-
-
-def _parameters(optimizer: Optimizer) -> Iterator[tuple[Tensor, int]]:
-    """Yield the parameters of an optimizer, in its order, and the sign of the descent."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            yield parameter, -1 if group.get("maximize") else 1
+def _owners() -> Iterator[tuple[int, Parametrization | Table]]:
+    """Yield the ids of raw parameters to restrict, and the parametrization of their hull, or their table."""
+    for owner in _watched:
+        if hasattr(owner, "feasible_gradient"):
+            yield id(owner.raw), owner
+        elif hasattr(owner, "constraint"):  # a hull that is made completely
+            raw = owner._parameters.get(owner.raw_name)
+            # a shard of a flattened parameter has another shape, and not all coefficients of a row
+            if raw is not None and raw.shape == owner.shape:
+                yield id(raw), owner.constraint.parametrization

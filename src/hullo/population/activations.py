@@ -20,7 +20,7 @@ from hullo.bases import Base, in_order
 from hullo.functional import apply
 from hullo.kernels import CombineSpec
 from hullo.modules import keep_float32
-from hullo.optimizer_hook import watch_table
+from hullo.optimizer_hook import watch
 from hullo.parametrizations import get_parametrization
 from hullo.population import kernels
 from hullo.population.parametrizations import CODES, REST, UNUSED, USED, Parametrize
@@ -130,11 +130,11 @@ class Activations(nn.Module):
         self.register_buffer("order", torch.tensor(order, dtype=torch.int32), persistent=False)
         self.register_buffer("uses", _uses(order, members * rows), persistent=False)
         self.register_buffer("fingerprints", torch.tensor([fingerprint(self.sites, k) for k in range(members)]))
-        watch_table(self)
+        watch(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        watch_table(self)  # copies and unpickled populations
+        watch(self)  # copies and unpickled populations
 
     def _register_frozen(self) -> None:
         """Register the numbers of hulls and PReLUs that are not learned: they are part of a state all the same."""
