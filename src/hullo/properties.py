@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hullo._compat import real_tensors
 from hullo.bases import Base, real_line, resolve
-from hullo.bases.slope_extremes import extremes, is_below, largest_slope
+from hullo.bases.slope_extremes import extremes, largest_slope
 from hullo.modules import Hull
 from hullo.recognition.find_base import same_as
 
@@ -48,8 +48,8 @@ def is_monotone(
     """Return whether the function is non-decreasing; None if that is unknown.
 
     Slopes down to -1e-6, or to -1e-6 times the largest coefficient if that is below one, count as rounding errors of
-    the coefficients. Apart from that, the answer is certain. It is unknown where :func:`slope_bounds` may be, unless a
-    sample shows that the function decreases.
+    the coefficients. Apart from that, the answer is as certain as :func:`slope_bounds`. It is unknown where they may
+    be, unless a sample shows that the function decreases.
 
     >>> import hullo
     >>> hullo.is_monotone(hullo.ConvexHull("identity", "relu", "tanh"))
@@ -146,14 +146,14 @@ def _slope_bounds(coefficients: list[float], resolved: tuple[Base, ...]) -> tupl
 
 def _is_monotone(coefficients: list[float], resolved: tuple[Base, ...]) -> bool | None:
     floor = -_TOLERANCE * min(1.0, max(map(abs, coefficients)))
-    decreases = is_below(floor, coefficients, resolved)
-    if decreases is None:
+    bounds = extremes(coefficients, resolved)
+    if bounds is None:
         x = real_line()
         slopes = sum(
             (c * item.derivative(x) for c, item in zip(coefficients, resolved, strict=True)), torch.zeros_like(x)
         )
         return False if bool((slopes < floor).any()) else None
-    return not decreases
+    return bounds[0] >= floor
 
 
 def _approximates_identity(coefficients: list[float], resolved: tuple[Base, ...]) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -81,14 +81,37 @@ class _Enclosure:
 
 def extremes(coefficients: Sequence[float], bases: Sequence[Base]) -> tuple[float, float] | None:
     """Return the infimum and the supremum of the slope, to `ACCURACY`; None if they are not known with certainty."""
-    infima = _search(coefficients, bases, lambda low, high: False, (1, -1))
-    return None if infima is None else (infima[0], -infima[1])
-
-
-def is_below(threshold: float, coefficients: Sequence[float], bases: Sequence[Base]) -> bool | None:
-    """Return whether the slope is below a threshold somewhere; None if that is not known with certainty."""
-    infima = _search(coefficients, bases, lambda least, bound: least < threshold or bound >= threshold, (1,))
-    return None if infima is None else infima[0] < threshold
+    used = [(c, item) for c, item in zip(coefficients, bases, strict=True) if c != 0]
+    if not all(item.formula and item.is_certain and item.is_continuous for _, item in used):
+        return None
+    if not used:
+        return 0.0, 0.0
+    resolved = tuple(item for _, item in used)
+    unit = 2.0 ** (math.frexp(max(abs(c) for c, _ in used))[1] - 1)  # avoids overflow
+    scaled = [c / unit for c, _ in used]
+    sides, scale = _infinite_sides(scaled, resolved), largest_slope(scaled, resolved)
+    if sides is None or not math.isfinite(scale):  # a pole
+        return None
+    weights = torch.tensor(scaled, dtype=torch.float64)
+    kinks = tuple(sorted({kink for item in resolved for kink in item.kinks}))
+    waves = tuple(sorted({frequency for item in resolved for frequency in _frequencies(item)}))
+    cells, enclosures, num_cells = _first_cells(kinks), [_first_enclosure(item, kinks, waves) for item in resolved], 0
+    least = [min([math.inf, *(sign * side for side in sides)]) for sign in (1, -1)]  # of the slope, and of its negative
+    while True:
+        chosen = torch.zeros_like(cells.low, dtype=torch.bool)
+        points = torch.stack([item.points for item in enclosures], dim=-1) @ weights
+        for n, sign in enumerate((1, -1)):
+            least[n] = min(least[n], float((sign * points).nan_to_num(math.inf).min()))
+            if least[n] > -math.inf:
+                margin = ACCURACY * max(scale, abs(least[n]))
+                chosen |= _lower_bounds(sign * weights, enclosures) < least[n] - (1 - 1e-3) * margin
+        if not bool(chosen.any()):
+            return unit * least[0], -unit * least[1]
+        cells = cells.cut(chosen)
+        num_cells += len(cells.low)
+        if num_cells > _MAX_CELLS or not bool(((cells.low < cells.middle) & (cells.middle < cells.high)).all()):
+            return None
+        enclosures = [_enclose(item, cells, waves) for item in resolved]
 
 
 def largest_slope(coefficients: Sequence[float], bases: Sequence[Base]) -> float:
@@ -116,60 +139,6 @@ def _infinite_sides(coefficients: Sequence[float], bases: Sequence[Base]) -> lis
     return infinities
 
 
-def _search(
-    coefficients: Sequence[float],
-    bases: Sequence[Base],
-    is_enough: Callable[[float, float], bool],
-    signs: Sequence[int],
-) -> list[float] | None:
-    """Return the infimum of the slope, or of its negative, for each sign.
-
-    `is_enough` may end the search early; its arguments are the smallest slope found and a lower bound of all slopes.
-    """
-    used = [(c, item) for c, item in zip(coefficients, bases, strict=True) if c != 0]
-    if not all(item.formula and item.is_certain and item.is_continuous for _, item in used):
-        return None
-    if not used:
-        return [0.0] * len(signs)
-    resolved = tuple(item for _, item in used)
-    unit = 2.0 ** (math.frexp(max(abs(c) for c, _ in used))[1] - 1)  # avoids overflow
-    scaled = [c / unit for c, _ in used]
-    weights = torch.tensor(scaled, dtype=torch.float64)
-    sides = _infinite_sides(scaled, resolved)
-    if sides is None:
-        return None
-    scale = largest_slope(scaled, resolved)
-    if not math.isfinite(scale):  # a pole
-        return None
-    kinks = tuple(sorted({kink for item in resolved for kink in item.kinks}))
-    waves = tuple(sorted({frequency for item in resolved for frequency in _frequencies(item)}))
-    cells, enclosures, num_cells = _first_cells(kinks), [_first_enclosure(item, kinks, waves) for item in resolved], 0
-    least = [min([math.inf, *(sign * side for side in sides)]) for sign in signs]
-    closed_bounds = [math.inf] * len(signs)
-    while True:
-        chosen = torch.zeros_like(cells.low, dtype=torch.bool)
-        points = torch.stack([item.points for item in enclosures], dim=-1) @ weights
-        for n, sign in enumerate(signs):
-            least[n] = min(least[n], float((sign * points).nan_to_num(math.inf).min()))
-            if least[n] == -math.inf:
-                continue
-            margin = ACCURACY * max(scale, abs(least[n]))
-            bounds = _lower_bounds(sign * weights, enclosures) - 1e-3 * margin
-            open_cells = bounds < least[n] - margin
-            closed_bounds[n] = min(
-                closed_bounds[n], float(bounds[~open_cells].min()) if not bool(open_cells.all()) else math.inf
-            )
-            if not is_enough(unit * least[n], unit * min(closed_bounds[n], float(bounds.min()))):
-                chosen |= open_cells
-        if not bool(chosen.any()):
-            return [unit * slope for slope in least]
-        cells = cells.cut(chosen)
-        num_cells += len(cells.low)
-        if num_cells > _MAX_CELLS or not bool(((cells.low < cells.middle) & (cells.middle < cells.high)).all()):
-            return None
-        enclosures = [_enclose(item, cells, waves) for item in resolved]
-
-
 def _lower_bounds(weights: Tensor, enclosures: list[_Enclosure]) -> Tensor:
     """Return a lower bound of the slope on each cell."""
     pairs = zip(weights, enclosures, strict=True)
@@ -178,7 +147,7 @@ def _lower_bounds(weights: Tensor, enclosures: list[_Enclosure]) -> Tensor:
 
 def _enclose(item: Base, cells: _Cells, waves: tuple[float, ...]) -> _Enclosure:
     formula = item.formula
-    assert formula is not None  # noqa: S101  (checked by `_search`)
+    assert formula is not None  # noqa: S101  (checked by `extremes`)
     function, slope = formula.functions(FUNCTIONS)
     x = Interval(cells.low, cells.high)
     found = slope(x, function(x) if re.search(r"\by\b", formula.slope) else None)
