@@ -166,13 +166,8 @@ class Hull(keras.layers.Layer):  # type: ignore[misc]
 
     def __repr__(self) -> str:
         parts = [str([item.name for item in self.bases])]
-        for name, default in (
-            ("groups", 1),
-            ("axis", -1),
-            ("parametrization", self.torch_class.set_class().parametrization.name),
-        ):
-            if getattr(self, name) != default:
-                parts.append(f"{name}={getattr(self, name)!r}")
+        defaults = {"groups": 1, "axis": -1, "parametrization": self.torch_class.set_class.choices[0]}
+        parts += [f"{name}={getattr(self, name)!r}" for name in defaults if getattr(self, name) != defaults[name]]
         return f"{type(self).__name__}({', '.join(parts)})"
 
 

@@ -85,10 +85,9 @@ def replace_activations(
         hulls = sum(1 for _ in named_hulls(model))
         if hulls:
             raise ValueError(f"the model has {hulls} hulls already, and no other activation that can be replaced")
-        closed = _closed_layers(model)
         raise ValueError(
-            "no activation of the model can be replaced; it needs layers with one, such as Dense or ReLU"
-            + (f" (those inside {', '.join(closed)} are not replaced)" if closed else "")
+            "no activation of the model can be replaced; it needs layers with one, such as Dense or ReLU, outside of "
+            "recurrent layers, Bidirectional and layers of your own"
         )
     return result
 
@@ -140,10 +139,8 @@ def summary(model: keras.Model) -> str:
         columns = zip(*map(without_rounding, np.atleast_2d(to_numpy(layer.coefficients)).tolist()), strict=True)
         shown = [f"{min(c):.3g}" if min(c) == max(c) else f"{min(c):.3g}..{max(c):.3g}" for c in columns]
         rows.append((where, layer.spelling, " ".join(shown)))
-    widths = [max((len(row[n]) for row in rows), default=0) for n in range(3)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    first, second = (max((len(row[n]) for row in rows), default=0) for n in range(2))
+    return "\n".join(f"{where:{first}}  {spelling:{second}}  {shown}" for where, spelling, shown in rows)
 
 
 def _check(model: Any) -> None:
@@ -177,14 +174,6 @@ def _is_open(layer: Any) -> bool:
         isinstance(layer, keras.layers.Wrapper)
         and type(layer).from_config.__func__ is keras.layers.Wrapper.from_config.__func__
     )
-
-
-def _closed_layers(layer: Any) -> list[str]:
-    """Return the names of layers whose inner layers are copied as they are, such as recurrent ones."""
-    if _has_graph(layer) or _is_open(layer):
-        parts = layer.layers if _has_graph(layer) else [layer.layer]
-        return [name for part in parts for name in _closed_layers(part)]
-    return [layer.name] if any(True for _ in layer._flatten_layers(include_self=False)) else []
 
 
 def _clone(model: keras.Model, change: Callable[[Any, Any], Any], trainable_hulls: bool = True) -> keras.Model:
