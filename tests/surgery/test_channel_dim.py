@@ -1,4 +1,4 @@
-"""Test that the channel dimension is inferred from the operations that computed a tensor, or unknown."""
+"""Test that the channel dimension is inferred from the module with weights that ran last, or unknown."""
 
 from __future__ import annotations
 
@@ -10,46 +10,71 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hullo
-from hullo.surgery.channel_dim import channel_dim_of
 
 IMAGE, TOKENS = torch.randn(2, 3, 8, 8), torch.randn(2, 5, 6)
-CONV, LINEAR = nn.Conv2d(3, 4, 3), nn.Linear(6, 8)
+
+
+class Own(nn.LayerNorm):
+    """A layer norm over the channels of images."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+
+
+class After(nn.Module):
+    """An activation after layers, with operations in between."""
+
+    def __init__(self, layers: list[nn.Module], between: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layers, self.between = nn.Sequential(*layers), between
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.between(self.layers(x)))
+
+
+def conv() -> nn.Module:
+    return nn.Conv2d(3, 4, 3)
+
+
+def linear() -> nn.Module:
+    return nn.Linear(6, 8)
 
 
 @pytest.mark.parametrize(
-    ("make", "dim"),
+    ("x", "layers", "between", "groups", "dim"),
     [
-        (lambda: CONV(IMAGE), 1),
-        (lambda: nn.BatchNorm2d(4)(CONV(IMAGE)), 1),
-        (lambda: nn.GroupNorm(2, 4)(CONV(IMAGE)) + 1, 1),
-        (lambda: nn.ConvTranspose2d(3, 4, 2)(IMAGE), 1),
-        (lambda: nn.Conv1d(5, 3, 1)(TOKENS), 1),
-        (lambda: F.max_pool2d(CONV(IMAGE), 2), 1),
-        (lambda: F.adaptive_avg_pool2d(CONV(IMAGE), 1), 1),
-        (lambda: CONV(IMAGE).mean((2, 3)), 1),
-        (lambda: CONV(IMAGE).mean((2, 3), keepdim=True), 1),
-        (lambda: CONV(IMAGE).permute(0, 2, 3, 1), -1),
-        (lambda: CONV(IMAGE).flatten(2).transpose(1, 2), -1),
-        (lambda: torch.cat([CONV(IMAGE), CONV(IMAGE)], 1), 1),
-        (lambda: LINEAR(TOKENS), -1),
-        (lambda: LINEAR(TOKENS[0]), 1),
-        (lambda: F.dropout(LINEAR(TOKENS) * torch.sigmoid(LINEAR(TOKENS))), -1),
-        (lambda: LINEAR(TOKENS).transpose(1, 2), 1),
-        (lambda: LINEAR(TOKENS).transpose(-1, -2).unsqueeze(-1), 1),
-        (lambda: LINEAR(TOKENS).chunk(2, -1)[1], -1),
-        (lambda: LINEAR(TOKENS)[:, 0], 1),
-        (lambda: nn.LayerNorm(8)(LINEAR(TOKENS)), -1),
-        (lambda: nn.Embedding(3, 4)(torch.zeros(2, 3, dtype=torch.long)), -1),
-        (lambda: nn.MultiheadAttention(6, 2, batch_first=True)(TOKENS, TOKENS, TOKENS)[0], -1),
-        (lambda: hullo.AffineHull("identity", "relu")(LINEAR(TOKENS)), -1),
-        (lambda: CONV(IMAGE).flatten(1), None),
-        (lambda: LINEAR(TOKENS) + nn.Conv1d(5, 5, 1)(torch.randn(2, 5, 8)), None),
-        (lambda: nn.GRU(6, 4)(TOKENS)[0], None),
-        (lambda: TOKENS, None),
+        (IMAGE, [conv()], lambda y: y, 4, 1),
+        (IMAGE, [conv(), nn.BatchNorm2d(4)], lambda y: y + 1, 4, 1),
+        (IMAGE, [conv(), nn.GroupNorm(2, 4)], lambda y: y, 4, 1),
+        (IMAGE, [conv(), Own(4)], lambda y: y, 4, 1),
+        (IMAGE, [nn.ConvTranspose2d(3, 4, 2)], lambda y: y, 4, 1),
+        (TOKENS, [nn.Conv1d(5, 3, 1)], lambda y: y, 3, 1),
+        (IMAGE, [conv(), nn.MaxPool2d(2)], lambda y: F.pad(y, (1, 0, 1, 0)), 4, 1),  # 4 x 4 pixels
+        (IMAGE, [conv()], lambda y: y.mean((2, 3)), 4, 1),
+        (IMAGE, [conv()], lambda y: y.permute(0, 2, 3, 1), 4, -1),
+        (IMAGE, [conv()], lambda y: y.flatten(2).transpose(1, 2), 4, -1),
+        (IMAGE, [conv()], lambda y: torch.cat([y, y], 1), 8, 1),
+        (TOKENS, [linear()], lambda y: y, 8, -1),
+        (TOKENS[0], [linear()], lambda y: y, 8, 1),
+        (TOKENS, [linear()], lambda y: y.transpose(1, 2), 8, 1),
+        (TOKENS, [linear()], lambda y: y.chunk(2, -1)[1], 4, -1),
+        (TOKENS, [linear()], lambda y: y[:, 0], 8, 1),
+        (TOKENS, [linear(), nn.LayerNorm(8)], lambda y: y, 8, -1),
+        (torch.zeros(2, 3, dtype=torch.long), [nn.Embedding(3, 4)], lambda y: y, 4, -1),
+        (IMAGE, [conv()], lambda y: y.flatten(1), None, None),
+        (TOKENS, [nn.Linear(6, 5)], lambda y: y.unsqueeze(1), None, None),  # two dimensions of size 5
     ],
 )
-def test_channel_dimension_is_inferred_from_operations(make: Callable[[], Tensor], dim: int | None) -> None:
-    assert channel_dim_of(make()) == dim
+def test_channel_dimension_is_that_of_the_last_layer(
+    x: Tensor, layers: list[nn.Module], between: Callable[[Tensor], Tensor], groups: int | None, dim: int | None
+) -> None:
+    model = After(layers, between)
+    if dim is None:
+        with pytest.raises(ValueError, match="cannot infer the channel dimension of the input of tanh_1"):
+            hullo.replace_activations(model, groups="channels", example_inputs=x)
+        return
+    hullo.replace_activations(model, groups="channels", example_inputs=x)
+    assert (model.tanh_1.groups, model.tanh_1.spec.channel_dim) == (groups, dim)
 
 
 class Mixer(nn.Module):

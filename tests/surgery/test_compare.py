@@ -82,36 +82,35 @@ def test_runs_have_no_side_effects() -> None:
     assert "same outputs as the original model in training and evaluation mode: all hulls" in str(hullo.summary(model))
 
 
+class Irreps(tuple):  # type: ignore[type-arg]
+    """A tuple that does not tell its length, as of some libraries."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
 class Counting(nn.Module):
-    """A model that keeps its state in containers, arrays and generators of Python and NumPy."""
+    """A model that keeps its state in containers."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer, self.act = nn.Linear(4, 4), nn.ReLU()
+        self.layer, self.act, self.irreps = nn.Linear(4, 4), nn.ReLU(), Irreps((1, 2))
         self.queue, self.counts = collections.deque([0.0], maxlen=2), collections.Counter(calls=3)
-        self.mean, self.table = np.zeros(4), np.zeros(2)
-        self.table.flags.writeable = False
-        self.generators = [random.Random(0), np.random.default_rng(0), np.random.RandomState(0)]
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.act(self.layer(x))
         self.queue.append(float(h.sum()))
         self.counts["calls"] += 1
-        self.mean += h.detach().mean(0).numpy()
-        return h * sum(generator.random() for generator in self.generators)
+        return h
 
 
-def test_containers_arrays_and_generators_of_numpy_are_restored() -> None:
+def test_containers_are_restored() -> None:
     model, x = Counting(), torch.randn(5, 4)
-    queue, model.system = model.queue, random.SystemRandom()
+    queue = model.queue
     hullo.replace_activations(model, example_inputs=x)
-    del model.system  # it cannot be copied
     hullo.fold(model, example_inputs=x)
     assert model.queue is queue
     assert (list(queue), queue.maxlen, dict(model.counts)) == ([0.0], 2, {"calls": 3})
-    assert not model.mean.any()
-    expected = [random.Random(0).random(), np.random.default_rng(0).random(), np.random.RandomState(0).random()]
-    assert [generator.random() for generator in model.generators] == expected
 
 
 def test_summary_says_if_nothing_was_compared() -> None:

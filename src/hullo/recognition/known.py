@@ -66,7 +66,6 @@ class Reading:
     """Hold the result of reading an activation; `known` is None, with a reason, if no hull can start as it."""
 
     known: Known | None
-    in_place: bool = False
     reason: str = ""
 
 

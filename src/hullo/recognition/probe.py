@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hullo._compat import real_tensors
@@ -25,7 +24,7 @@ from hullo.bases import Base, all_bases, get_base
 from hullo.modules import Hull
 from hullo.recognition.find_base import candidate_members, combination
 from hullo.recognition.known import COMBINATIONS, NOT_IN_CATALOGUE, Known, Reading
-from hullo.recognition.table import read_prelu, read_type, why_not_module
+from hullo.recognition.table import read_type, why_not_module
 
 MAX_PARAMETERS = 8  # of a learned activation
 
@@ -71,10 +70,8 @@ def read_module(module: nn.Module) -> Reading | None:
         return None
     if (reading := read_type(module)) is not None:
         return reading
-    if type(module).__module__.startswith("torch.") and not isinstance(module, nn.PReLU):
+    if type(module).__module__.startswith("torch."):
         return None
-    if isinstance(module, nn.PReLU):
-        return read_prelu(module) if _equals_prelu(module) else None
     parameters = sum(item.numel() for item in module.parameters())
     if parameters > MAX_PARAMETERS:
         return None
@@ -94,21 +91,7 @@ def read_module(module: nn.Module) -> Reading | None:
     if modes[0] is None or modes[0].known is None:
         return modes[0]
     reason = why_not_module(module) or _why_not_arguments(module)
-    return Reading(None if reason else modes[0].known, modes[0].in_place, reason)
-
-
-def _equals_prelu(module: nn.PReLU) -> bool:
-    """Return whether a subclass of PReLU computes what PReLU does."""
-    try:
-        with _quiet():
-            module_copy = copy.deepcopy(module).cpu().double()
-            count = module_copy.num_parameters
-            shapes = ((5, count), (3, count, 4, 2)) if count > 1 else ((5, 3), (3, 2, 4, 2))
-            inputs = [points(torch.float64)[: math.prod(shape)].reshape(shape) for shape in shapes]
-            weight = module_copy.weight
-            return all(torch.equal(module_copy.forward(x), F.prelu(x, weight)) for x in inputs)
-    except Exception:
-        return False
+    return Reading(None if reason else modes[0].known, reason)
 
 
 def _why_not_arguments(module: nn.Module) -> str:
@@ -143,30 +126,22 @@ def read_function(function: Function) -> Reading | None:
 
 def _read(function: Function) -> Reading | None:
     x = points(torch.float64)
-    argument = x.clone()
-    result = function(argument)
-    in_place = result is argument
+    result = function(x.clone())
     if not isinstance(result, Tensor) or result.shape != x.shape or not result.is_floating_point():
         return None
-    changes_input = not torch.equal(argument, x)
     y = result.double().clone()
     single = torch.equal(y.nan_to_num(), y.float().double().nan_to_num())
     tolerance = SINGLE if single else DOUBLE
     if not _is_elementwise(function, y) or _is_linear(function):
         return None
-    if changes_input and not in_place:
-        return Reading(None, reason="it overwrites its input and returns another tensor")
     if not torch.equal(function(x.clone()).double().nan_to_num(0.5), y.nan_to_num(0.5)):
-        return Reading(None, in_place, "it is not deterministic")
+        return Reading(None, "it is not deterministic")
     inside = (x.abs() < 1e37) & (x.abs() > 1e-37) if single else torch.ones_like(x, dtype=torch.bool)
     known = _match(function, x[inside], y[inside], tolerance, single)
     if known is None:
-        return Reading(None, in_place, NOT_IN_CATALOGUE)
-    return Reading(known, in_place) if _has_slope(function, known, single) else Reading(None, in_place, _slope(known))
-
-
-def _slope(known: Known) -> str:
-    return f"its gradient is not that of {known.name}"
+        return Reading(None, NOT_IN_CATALOGUE)
+    has_slope = _has_slope(function, known, single)
+    return Reading(known) if has_slope else Reading(None, f"its gradient is not that of {known.name}")
 
 
 def _is_elementwise(function: Function, y: Tensor) -> bool:

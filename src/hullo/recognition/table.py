@@ -82,7 +82,7 @@ def read_type(module: nn.Module) -> Reading | None:
     else:
         return None
     reason = reading.reason or why_not_module(module)
-    return Reading(None if reason else reading.known, bool(getattr(module, "inplace", False)), reason)
+    return Reading(None if reason else reading.known, reason)
 
 
 def why_not_module(module: nn.Module) -> str:

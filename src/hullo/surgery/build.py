@@ -15,7 +15,10 @@ from hullo.bases import Base, resolve
 from hullo.modules import AffineHull, Hull, Init, LinearHull
 from hullo.parametrizations import Parametrization
 from hullo.recognition.known import default_bases
+from hullo.surgery.observe import Call
 from hullo.surgery.sites import Site
+
+_CHANNELS_FIRST = (nn.modules.batchnorm._NormBase, nn.GroupNorm)
 
 Channels = tuple[int, int]  # the number of groups and the channel dimension
 Share = str | Callable[[Site], Hashable]
@@ -120,6 +123,28 @@ class Recipe:
             device=like.device,
             dtype=dtype,
         )
+
+
+def channel_dim_of(call: Call) -> int | None:
+    """Return the channel dimension of the input of a call: 1, -1 or another; None if it is not known.
+
+    The channels are dimension 1 of what a convolution, a batch norm or a group norm computes, and the last one of what
+    other modules with weights compute. Pooling, slices and sums keep the dimension; otherwise it is the only one with
+    as many numbers.
+    """
+    weight, made, shape = getattr(call.last, "weight", None), call.made, call.shape
+    if not isinstance(weight, Tensor) or len(made) < 2 or len(shape) < 2:
+        return None
+    dim = 1 if weight.dim() > 2 or isinstance(call.last, _CHANNELS_FIRST) else len(made) - 1
+    if weight.dim() == 1 and made[dim] != len(weight):  # a layer norm of one's own, over images
+        dim = 1
+    same_rest = made[:dim] + made[dim + 1 :] == shape[:dim] + shape[dim + 1 :]
+    same_size = [n for n in range(1, len(shape)) if shape[n] == made[dim]]
+    if not (len(shape) == len(made) and (same_rest or dim in same_size)):
+        if len(same_size) != 1:
+            return None
+        dim = same_size[0]
+    return -1 if dim == len(shape) - 1 and dim != 1 else dim
 
 
 def _block(name: str) -> str:

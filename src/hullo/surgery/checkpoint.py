@@ -21,7 +21,7 @@ from hullo.parametrizations import evaluate
 from hullo.recognition.probe import MAX_PARAMETERS
 from hullo.state_names import read_raw_name
 from hullo.surgery.build import is_frozen, nearby_tensor
-from hullo.surgery.edit import learn_turns, swap
+from hullo.surgery.edit import swap
 from hullo.surgery.find import default_inputs, module_sites, observed_sites
 from hullo.surgery.prove import Comparison
 from hullo.surgery.sites import Site, named_hulls, parameters_key, put
@@ -90,7 +90,7 @@ def restore(model: nn.Module, state_dict: Mapping[str, Any], *, example_inputs: 
                 hulls[target] = shared[key] = earlier or _hull_for(
                     tensors, nearby_tensor(modules, target), by_name.get(target)
                 )
-        _swap(model, sites, {target: hull for target, hull in hulls.items() if target in by_name})
+        swap(model, sites, {target: hull for target, hull in hulls.items() if target in by_name})
         for target in (target for target in hulls if target not in by_name):
             parent, _, child = target.rpartition(".")
             put(model.get_submodule(parent), child, hulls[target])
@@ -104,25 +104,18 @@ def restore(model: nn.Module, state_dict: Mapping[str, Any], *, example_inputs: 
     return model
 
 
-class _Sites(list[Site]):
-    """Sites, with the comparison that has observed them; None if the model was not run."""
-
-    comparison: Comparison | None = None
-
-
 def _find(
     model: nn.Module, saved: list[str], present: list[str], example_inputs: Inputs | None
-) -> tuple[_Sites, dict[str, str]]:
+) -> tuple[list[Site], dict[str, str]]:
     """Return the sites of a model, and the name of the site of each saved hull; run the model only if it has to be."""
-    sites = _Sites(module_sites(model))
+    sites = module_sites(model)
     try:
         return sites, _match_names(saved, _aliases(model, sites, present))
     except ValueError as error:
         inputs = default_inputs(model) if example_inputs is None else example_inputs
         if inputs is None:
             raise ValueError(f"{error}; if it belongs to a call of a function, give example_inputs") from None
-    sites.comparison = Comparison(model, inputs, observe=True)
-    sites[:] = observed_sites(model, sites.comparison.calls, sites.comparison.ran, set())
+    sites = observed_sites(model, Comparison(model, inputs, observe=True))
     return sites, _match_names(saved, _aliases(model, sites, present))
 
 
@@ -141,18 +134,6 @@ def _aliases(model: nn.Module, sites: Iterable[Site], present: Iterable[str]) ->
         if name not in found and _may_be_learned(module):
             found[name] = name
     return found
-
-
-def _swap(model: nn.Module, sites: _Sites, hulls: Mapping[str, Hull]) -> None:
-    """Put hulls into the sites; those of loops are assigned to iterations in a run."""
-    before = Structure(model)
-    swap(model, sites, hulls, {})
-    chosen = [site for site in sites if site.slots and site.name in hulls]
-    if (comparison := sites.comparison) is not None:
-        turns, _ = learn_turns(chosen, lambda mode: comparison.run_mode(model, mode), comparison.expected)
-        if turns:
-            before.restore()
-            swap(model, sites, hulls, turns)
 
 
 def _saved_hulls(state_dict: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:

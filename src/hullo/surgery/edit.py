@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -15,39 +15,24 @@ from hullo.surgery.build import is_frozen
 from hullo.surgery.encoder import slow_encoders
 from hullo.surgery.in_place import make_in_place
 from hullo.surgery.observe import Call
+from hullo.surgery.prove import Comparison
 from hullo.surgery.sites import Site, Slot, input_of
-from hullo.surgery.source import Position, call_at, functions_in, loops_around, position
-from hullo.surgery.write import Edits, NewMethod, PerIteration, origin_of, rewritten
+from hullo.surgery.source import call_at, functions_in, loops_around, position
+from hullo.surgery.write import Edits, NewMethod, origin_of, rewritten
 
 _HOOKS = [name for name in vars(nn.Identity()) if name.startswith(("_forward_", "_backward_", "_is_full_backward"))]
 
-Spot = tuple[Any, ...]  # an expression that calls an activation
 
-
-@dataclass
-class Turns:
-    """Hold the loops whose iterations decide which hull a call goes to, and the name of the hull for each."""
-
-    loops: list[Position]
-    hulls: dict[str, str]
-
-
-def swap(
-    model: nn.Module,
-    sites: Sequence[Site],
-    hulls: Mapping[str, Hull],
-    turns: Mapping[Spot, Turns],
-) -> None:
+def swap(model: nn.Module, sites: Sequence[Site], hulls: Mapping[str, Hull]) -> None:
     """Put hulls into a model. An error may leave it half changed: the caller restores it with `Structure`.
 
     A module that is called by several expressions becomes several children; those without a hull are the module itself.
     Hulls in frozen modules are frozen.
 
-    Args:
-        model: the model.
-        sites: all its sites.
-        hulls: the hulls, by the names of their sites.
-        turns: which iterations call which hull, for each expression in a loop; for others, all loops are counted.
+     Args:
+         model: the model.
+         sites: all its sites.
+         hulls: the hulls, by the names of their sites.
     """
     chosen = [site for site in sites if site.slots and site.name in hulls]
     taken = {id(site.module) for site in chosen if site.module is not None}
@@ -56,7 +41,7 @@ def swap(
     modules = dict(model.named_modules())
     frozen = {site.name for site in chosen if is_frozen(modules, site.name, site.module)}
     _check_loops(affected, hulls)
-    for owner, methods in _methods(affected, turns):
+    for owner, methods in _methods(affected):
         owner.__class__ = rewritten(owner, methods)
     hooked: set[int] = set()
     for site in affected:
@@ -68,8 +53,6 @@ def swap(
                 hull.requires_grad_(False)
         for slot in site.slots:
             slot.put(hull or site.module)  # type: ignore[arg-type]  # a module of which other calls get hulls
-            if slot.key and site.edited[0].spot in turns:
-                slot.parent._modules[slot.name].turns = turns[site.edited[0].spot].hulls  # type: ignore[union-attr]
     slow_encoders(model)
 
 
@@ -80,7 +63,7 @@ def _check_loops(affected: Sequence[Site], hulls: Mapping[str, Hull]) -> None:
             raise ValueError(f"where must select all sites of the loop of {site.name}, or none")
 
 
-def _methods(sites: Sequence[Site], turns: Mapping[Spot, Turns]) -> list[tuple[nn.Module, list[NewMethod]]]:
+def _methods(sites: Sequence[Site]) -> list[tuple[nn.Module, list[NewMethod]]]:
     """Return the modules whose code changes, with their rewritten methods."""
     edits: dict[int, dict[tuple[type, str, int], Edits]] = defaultdict(lambda: defaultdict(Edits))
     owners: dict[int, nn.Module] = {}
@@ -96,8 +79,7 @@ def _methods(sites: Sequence[Site], turns: Mapping[Spot, Turns]) -> list[tuple[n
             index = functions_in(vars(home)[name]).index(function)
             owners[id(call.owner)] = call.owner
             functions[home, name, index] = function
-            loops = turns[call.spot].loops if call.spot in turns else loops_of(call)
-            _edit(edits[id(call.owner)][home, name, index], call, site.slots[0], function, loops)
+            _edit(edits[id(call.owner)][home, name, index], call, site.slots[0], function)
     return [
         (
             owner,
@@ -110,92 +92,62 @@ def _methods(sites: Sequence[Site], turns: Mapping[Spot, Turns]) -> list[tuple[n
     ]
 
 
-def _edit(change: Edits, call: Call, slot: Slot, function: Any, loops: list[Position]) -> None:
+def _edit(change: Edits, call: Call, slot: Slot, function: Any) -> None:
     """Make the expression of a call call the hull at a slot."""
     node: Any = call_at(function, call.position)
     at = position(node)
     callee = f"{function.__code__.co_varnames[0]}.{slot.name}"
     if slot.key:
-        counters = [(loop, f"iteration_{loop[0]}_{loop[1]}") for loop in loops]
-        change.counters |= dict(counters)
-        index = "_".join(f"{{{name}}}" for _, name in counters)
-        callee += f'.at(f"{index}")'
+        counters = {loop: f"iteration_{loop[0]}_{loop[1]}" for loop in loops_around(function, node)}
+        change.counters |= counters
+        callee += f".at({', '.join(counters.values())})"
     change.callees[at] = callee
     change.inputs[at] = position(input_of(node, call.argument))  # type: ignore[arg-type]  # checked by the planner
 
 
-def loops_of(call: Call) -> list[Position]:
-    """Return the loops around the expression of a call, outermost first."""
-    assert call.method is not None  # noqa: S101
-    node: Any = call_at(call.method[2], call.position)
-    return loops_around(call.method[2], node)
-
-
-class _Log:
-    """Hold what a loop calls. It has no __dict__, so that it is not restored after a run."""
-
-    __slots__ = ("expected", "seen")
-
-    def __init__(self) -> None:
-        self.expected: list[str] = []  # the hulls, in the order of the calls
-        self.seen: dict[tuple[str, ...], set[str]] = {}  # the hulls by iteration
-
-
-class _Learning(PerIteration):
-    """Record for which iterations a loop calls which hull, from the order of its calls."""
-
-    log: _Log
-
-    def at(self, key: str) -> nn.Module:
-        name = self.log.expected.pop(0) if self.log.expected else ""
-        self.log.seen.setdefault(tuple(key.split("_")), set()).add(name)
-        return self[name or next(iter(self))]
-
-
-def learn_turns(
-    sites: Sequence[Site], run: Callable[[str], object], modes: Iterable[str]
-) -> tuple[dict[Spot, Turns], set[Spot]]:
-    """Find out which iterations of the loops in a swapped model call which hull.
-
-    Args:
-        sites: the sites, which were swapped with all loops around them counted.
-        run: a function that runs the model in a mode.
-        modes: the modes.
+def learn_turns(model: nn.Module, sites: Sequence[Site], comparison: Comparison) -> list[Site]:
+    """Find out which iterations of loops call which hull, by running a swapped model; fill `turns` of the slots.
 
     Returns:
-        The turns by expression, and the expressions in no loop that decides.
+        The sites of expressions around which no loop decides.
     """
-    by_spot: dict[Spot, list[Site]] = defaultdict(list)
+    by_spot: dict[Hashable, list[Site]] = defaultdict(list)
     for site in sites:
-        if site.slots[0].key:
-            by_spot[site.edited[0].spot].append(site)
-    containers: dict[Spot, Any] = {}
+        by_spot[site.edited[0].spot].append(site)
+    expected: dict[Hashable, list[str]] = {}  # the hulls of each loop, in the order of the calls
+    seen: dict[Hashable, dict[tuple[int, ...], set[str]]] = {spot: defaultdict(set) for spot in by_spot}
+
+    def look_up(spot: Hashable, container: Any, *iterations: int) -> nn.Module:
+        name = expected[spot].pop(0) if expected[spot] else ""
+        seen[spot][iterations].add(name)
+        hull: nn.Module = container[name or next(iter(container))]
+        return hull
+
     for spot, own in by_spot.items():
-        slot = own[0].slots[0]
-        containers[spot] = slot.parent._modules[slot.name]
-        containers[spot].__class__, containers[spot].log = _Learning, _Log()
-    for mode in modes if by_spot else ():
+        container = own[0].slots[0].parent._modules[own[0].slots[0].name]
+        vars(container)["at"] = functools.partial(look_up, spot, container)
+    for mode in comparison.expected:
         for spot, own in by_spot.items():
             keys = {id(call): site.slots[0].key for site in own for call in site.calls}
-            calls = sorted((call for site in own for call in site.calls), key=lambda call: call.order)
-            containers[spot].log.expected = [keys[id(call)] for call in calls if call.run[0] == mode]
-        run(mode)
-    turns: dict[Spot, Turns] = {}
-    for spot, container in containers.items():
-        around = loops_of(by_spot[spot][0].edited[0])
-        choices = [*([n] for n in reversed(range(len(around)))), list(range(len(around)))]
-        for chosen in choices if around else ():
-            hulls = _decide(container.log.seen, chosen)
-            if hulls is not None and spot not in turns:
-                turns[spot] = Turns([around[n] for n in chosen], hulls)
-    return turns, containers.keys() - turns.keys()
+            calls = (call for call in comparison.calls if call.run[0] == mode and id(call) in keys)
+            expected[spot] = [keys[id(call)] for call in calls]
+        comparison.run_changed(model, mode, backward=False)
+    undecided: list[Site] = []
+    for spot, own in by_spot.items():
+        depth = len(next(iter(seen[spot]), ()))
+        choices = [*([n] for n in reversed(range(depth))), list(range(depth))]
+        decided = ((loops, hulls) for loops in choices if loops and (hulls := _decide(seen[spot], loops)))
+        turns = own[0].slots[0].turns
+        turns.loops, turns.hulls = next(decided, ([], {}))
+        undecided += [] if turns.hulls else own
+    return undecided
 
 
-def _decide(seen: Mapping[tuple[str, ...], set[str]], chosen: list[int]) -> dict[str, str] | None:
-    """Return the hull for each iteration of the chosen loops; None if these do not decide."""
-    names: dict[str, set[str]] = defaultdict(set)
-    for key, hulls in seen.items():
-        names["_".join(key[n] for n in chosen)].update(hulls)
+def _decide(seen: Mapping[tuple[int, ...], set[str]], loops: list[int]) -> dict[tuple[int, ...], str] | None:
+    """Return the hull for each iteration of some of the loops; None if they do not decide."""
+    names: dict[tuple[int, ...], set[str]] = defaultdict(set)
+    for iterations, hulls in seen.items():
+        names[tuple(iterations[n] for n in loops)] |= hulls
     if any(len(hulls) > 1 or "" in hulls for hulls in names.values()):
         return None
     return {key: next(iter(hulls)) for key, hulls in names.items()}
@@ -203,11 +155,11 @@ def _decide(seen: Mapping[tuple[str, ...], set[str]], chosen: list[int]) -> dict
 
 def _separate_in_place(sites: Sequence[Site], hulls: Mapping[str, Hull]) -> dict[str, Hull]:
     """Return the hulls, and twins with the same parameters where a hull is shared with sites that are not in place."""
-    ordinary = {hulls[site.name] for site in sites if not site.reading.in_place}
+    ordinary = {hulls[site.name] for site in sites if not site.overwrites}
     separate, twins = dict(hulls), dict[Hull, Hull]()
     for site in sites:
         hull = hulls[site.name]
-        if site.reading.in_place and hull in ordinary:
+        if site.overwrites and hull in ordinary:
             if hull not in twins:
                 twins[hull] = copy.deepcopy(hull, {id(item): item for item in hull.parameters()})
             separate[site.name] = twins[hull]
@@ -216,7 +168,7 @@ def _separate_in_place(sites: Sequence[Site], hulls: Mapping[str, Hull]) -> dict
 
 def _prepare(hull: Hull, site: Site, first: bool) -> None:
     """Give a hull the mode, the hooks and the in-place behavior of the activation at its site."""
-    if site.reading.in_place:
+    if site.overwrites:
         make_in_place(hull)
     places = list(dict.fromkeys(call.place for call in site.calls)) if site.place else []
     called = f" in {' and '.join(places)}" if places else ""

@@ -13,10 +13,13 @@ from torch.nn.utils.parametrize import ParametrizationList
 from hullo.modules import Hull
 from hullo.recognition.probe import read_module
 from hullo.recognition.table import name_of, read_call
-from hullo.surgery.observe import Call, mentions
+from hullo.surgery.build import Recipe
+from hullo.surgery.edit import learn_turns, swap
+from hullo.surgery.observe import mentions
+from hullo.surgery.prove import Comparison
 from hullo.surgery.sites import Planner, Site, Slot, group_calls
 from hullo.surgery.source import Position, count_calls
-from hullo.surgery.state import Inputs
+from hullo.surgery.state import Inputs, Structure
 
 NOT_RUN = "it did not run on example_inputs"
 NO_INPUTS = "calls of functions are found by example_inputs="
@@ -38,21 +41,38 @@ def default_inputs(model: nn.Module) -> Inputs | None:
     return None
 
 
-def observed_sites(model: nn.Module, calls: list[Call], ran: set[int], together: set[object]) -> list[Site]:
-    """Return the sites of observed calls, and what did not run.
+def observed_sites(model: nn.Module, comparison: Comparison) -> list[Site]:
+    """Return the sites of the calls that a run has observed, and what did not run.
 
-    Args:
-        model: the model.
-        calls: the calls.
-        ran: the ids of the modules that ran.
-        together: the expressions whose calls share a hull in any case.
+    Hulls of a loop are swapped in for a moment, to find out which iterations call which of them.
     """
+    calls = comparison.calls
     activations = [
         call for call in calls if not isinstance(call.callee, Hull) and call.reading.reason != "it is a hull"
     ]
-    sites = Planner(model, group_calls(activations, together)).sites()
     seen = {(call.code, call.position) for call in calls if call.code is not None}
-    return [*sites, *_idle_modules(model, ran), *_idle_functions(model, seen)]
+    while True:
+        sites = Planner(model, group_calls(activations)).sites()
+        undecided = _learn_turns(model, sites, comparison)
+        if not undecided:
+            return [*sites, *_idle_modules(model, comparison.ran), *_idle_functions(model, seen)]
+        for call in (call for site in undecided for call in site.calls):
+            call.together = True
+
+
+def _learn_turns(model: nn.Module, sites: list[Site], comparison: Comparison) -> list[Site]:
+    """Return the sites in loops of which no loop decides which hull is called."""
+    in_loops = [site for site in sites if site.slots and site.slots[0].key]
+    before = Structure(model)
+    try:
+        if in_loops:
+            swap(model, sites, Recipe().make(model, in_loops, {}))
+            return learn_turns(model, in_loops, comparison)
+    except RuntimeError:
+        pass  # found again in the proof
+    finally:
+        before.restore()
+    return []
 
 
 def _idle_modules(model: nn.Module, ran: set[int]) -> Iterator[Site]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import sys
 import types
 from collections import defaultdict
@@ -21,7 +20,6 @@ from hullo.modules import Hull
 from hullo.recognition.known import Reading
 from hullo.recognition.probe import MAX_PARAMETERS, agrees, read_function, read_module
 from hullo.recognition.table import name_of, read_call, read_type
-from hullo.surgery.channel_dim import channel_dim_of
 from hullo.surgery.source import Method, Position, activation_calls, method_of, own_functions
 
 _SAMPLE = 512  # numbers of an input that are compared with those of an output
@@ -47,12 +45,13 @@ class Call:
         place: the function and the line, for messages.
         argument: the index and the name of the input among the arguments, of a function other than PyTorch's.
         helper: the function that makes the call instead of a method; empty if a method does.
-        last: the id of the module with weights that ran last; None if none did.
+        last: the module with weights that ran last; None if none did.
+        made: the shape of what that module has computed.
         run: the mode, and the number of the forward of the owner.
         shape: the shape of the input.
-        channel_dim: its channel dimension; None if unknown.
-        order: increases from call to call.
+        overwrites: whether it overwrites its input.
         method: the method that the code belongs to.
+        together: whether all calls by this expression share a hull, also in a loop.
     """
 
     what: str
@@ -64,12 +63,13 @@ class Call:
     place: str
     argument: tuple[int, str]
     helper: str
-    last: int | None
+    last: nn.Module | None
+    made: tuple[int, ...]
     run: tuple[str, int]
     shape: tuple[int, ...]
-    channel_dim: int | None
-    order: int
+    overwrites: bool
     method: Method | None
+    together: bool = False
 
     @property
     def spot(self) -> tuple[Any, ...]:
@@ -105,9 +105,10 @@ class Observer(TorchFunctionMode):
         self.ran: set[int] = set()
         self._mode, self._readings = mode, readings
         self._running: list[_Running] = []
-        self._forwards, self._order = 0, itertools.count()
+        self._forwards = 0
         self._inside = 0  # of how many activations
-        self._last: int | None = None
+        self._last: nn.Module | None = None  # with weights
+        self._made: tuple[int, ...] = ()  # the shape of its output
         self._helper: tuple[types.FrameType, Reading | None] | None = None  # the last one that ran
 
     def __enter__(self) -> Observer:
@@ -143,25 +144,25 @@ class Observer(TorchFunctionMode):
             running.x, running.sample = x, x.detach().flatten()[:_SAMPLE].clone()
 
     def _may_be_activation(self, module: nn.Module) -> bool:
-        if type(module).__module__.startswith("torch.") and not isinstance(module, nn.PReLU):
+        if type(module).__module__.startswith("torch."):
             return False
         known = self._readings.get(id(module))
         if known is not None:
             return known[1] is not None
-        count = sum(item.numel() for item in module.parameters())
-        return count <= MAX_PARAMETERS or isinstance(module, nn.PReLU)
+        return sum(item.numel() for item in module.parameters()) <= MAX_PARAMETERS
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         running = self._running.pop()
         if running.reading is not None:
             self._inside -= 1
-            if isinstance(module, nn.Module) and not (isinstance(output, Tensor) or output is not None):
+            if output is None:
                 return  # it has raised an error
-            self._record(type(module).__name__, running.reading, module, running.x)
+            self._record(type(module).__name__, running.reading, module, running.x, output is running.x)
         elif running.sample is not None and isinstance(output, Tensor):
             self._read_own(running, output)
         if module._parameters and not isinstance(module, Hull):
-            self._last = id(module)
+            made = output[0] if isinstance(output, tuple) and output else output
+            self._last, self._made = module, tuple(made.shape) if isinstance(made, Tensor) else ()
 
     def _read_own(self, running: _Running, output: Tensor) -> None:
         """Record a module of a user's own that computed a known function here, and computes it at test points."""
@@ -181,7 +182,7 @@ class Observer(TorchFunctionMode):
         self._inside -= 1
         if is_same:
             del self.calls[running.start :]
-            self._record(type(module).__name__, reading, module, x)
+            self._record(type(module).__name__, reading, module, x, output is x)
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -195,44 +196,38 @@ class Observer(TorchFunctionMode):
             result = function(*args, **kwargs)
         finally:
             self._inside -= 1
-        reading = read_call(function, args, kwargs)
-        self._record(name_of(function), Reading(reading.known, result is x, reading.reason), None, x)
+        self._record(name_of(function), read_call(function, args, kwargs), None, x, result is x)
         return result
 
-    def _record(self, what: str, reading: Reading, callee: nn.Module | None, x: Tensor | None) -> None:
+    def _record(
+        self, what: str, reading: Reading, callee: nn.Module | None, x: Tensor | None, overwrites: bool
+    ) -> None:
         self._inside += 1
-        is_function = callee is None
         try:
             found = _locate(sys._getframe(2), self.members)
+            is_function = callee is None
             callee = callee if id(callee) in self.members else None  # one that the code makes is like a function
             if found is None and callee is None:
                 return  # a call outside of the model
             if x is not None and not x.is_floating_point():
-                reading = Reading(None, reason=f"its input has dtype {x.dtype}")
+                reading = Reading(None, f"its input has dtype {x.dtype}")
             elif x is not None and x.layout != torch.strided:
-                reading = Reading(None, reason="its input is sparse")
+                reading = Reading(None, "its input is sparse")
             argument, helper = (0, ""), ""
             if found is not None and found.below is not None and is_function:
+                is_again = self._helper is not None and self._helper[0] is found.below
                 function, argument = _rebuild(found.below)
-                if self._helper is not None and self._helper[0] is found.below:
-                    reading_of_helper, is_again = self._helper[1], True
-                else:
-                    reading_of_helper, is_again = None if function is None else read_function(function), False
-                    self._helper = found.below, reading_of_helper
-                if reading_of_helper is not None and reading_of_helper.known is not None:
-                    if is_again:
-                        return  # the same call of the helper
-                    what, reading = found.below.f_code.co_name, reading_of_helper
-                else:
+                if not is_again:
+                    self._helper = found.below, None if function is None else read_function(function)
+                whole = self._helper[1]  # type: ignore[index]
+                if whole is None or whole.known is None:
                     helper = found.below.f_code.co_qualname
-            shape = () if x is None else tuple(x.shape)
-            dim = None if x is None or not torch.is_grad_enabled() else channel_dim_of(x)
-            run = self._mode, self._forward_of(None if found is None else found.owner)
-            owner = None if found is None else found.owner
-            code = None if found is None else found.frame.f_code
+                elif is_again:
+                    return  # the same call of the helper
+                else:
+                    what, reading = found.below.f_code.co_name, whole
+            owner, code = (None, None) if found is None else (found.owner, found.frame.f_code)
             at = (0, 0, 0, 0) if found is None else _position(found.frame)
-            place = "" if code is None else f"{code.co_qualname}, line {at[0]}"
-            method = None if owner is None or code is None else method_of(type(owner), code)
             self.calls.append(
                 Call(
                     what=what,
@@ -241,15 +236,15 @@ class Observer(TorchFunctionMode):
                     owner=owner,
                     code=code,
                     position=at,
-                    place=place,
+                    place="" if code is None else f"{code.co_qualname}, line {at[0]}",
                     argument=argument,
                     helper=helper,
                     last=self._last,
-                    run=run,
-                    shape=shape,
-                    channel_dim=dim,
-                    order=next(self._order),
-                    method=method,
+                    made=self._made,
+                    run=(self._mode, self._forward_of(owner)),
+                    shape=() if x is None else tuple(x.shape),
+                    overwrites=overwrites,
+                    method=None if owner is None or code is None else method_of(type(owner), code),
                 )
             )
         finally:

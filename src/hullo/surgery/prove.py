@@ -1,18 +1,25 @@
-"""Prove a swap: compare outputs, gradients and buffers, and check that hulls run where activations did."""
+"""Prove a swap: compare outputs, gradients and buffers, and check that hulls run where activations did.
+
+What is proved, on the example inputs, in training and evaluation mode and with the same random numbers: outputs,
+buffers and, in training mode, the gradients of weights are as before, to rounding; each hull runs as often as the
+activation it replaces, also without gradients and without an observer; and the outputs depend on each hull. For the
+last, one backward pass shows which coefficients have a gradient other than 0; to the results of the other hulls, random
+numbers are added, one hull after the other. Weights that start as zeros, as at the end of residual branches, hide such
+an effect, so they are random numbers meanwhile. Moving all coefficients at once changes outputs in evaluation mode.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hullo.gating import named_callers
 from hullo.modules import Hull
 from hullo.recognition.known import Reading
 from hullo.recognition.probe import DOUBLE
@@ -23,17 +30,19 @@ from hullo.surgery.state import Clones, Inputs, hook_inputs, restored, run, vers
 
 MODES = ("training", "evaluation")
 _TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-_GRADIENTS = 10.0  # gradients may differ by this multiple of the tolerance of outputs
+_KINDS = {"outputs": ("output", 1.0), "buffers": ("buffer ", 1.0), "gradients": ("gradient of ", 10.0)}
+"""What is compared: its name in messages, and the multiple of the tolerance."""
+
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _MAX_DEPTH = 12
 _ROUNDINGS = 8  # differences up to this multiple of the effect of rounding are accepted
-_EPSILONS = 4  # rounding of one activation, in machine epsilons
+_EPSILONS = 4  # rounding of one activation or weight, in machine epsilons
 
 Leaves = dict[str, Any]  # tensors and numbers in the output of a model, by path
 
 
 class NotProvenError(RuntimeError):
-    """Raised for sites at which a hull does not run where the activation did."""
+    """Raised for sites at which a hull does not do what the activation did."""
 
     def __init__(self, sites: Sequence[Site], reason: str) -> None:
         super().__init__(f"{sites[0].name}: {reason}")
@@ -44,9 +53,9 @@ class NotProvenError(RuntimeError):
 class Outcome:
     """Hold what a run has computed and called."""
 
-    outputs: Leaves
+    outputs: Leaves = field(default_factory=dict)
     buffers: Leaves = field(default_factory=dict)
-    gradients: dict[str, Tensor] = field(default_factory=dict)
+    gradients: Leaves = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
     hulls: Counter[int] = field(default_factory=Counter)  # how often each hull ran, by id
     trained: set[int] = field(default_factory=set)  # the ids of hulls whose coefficients have a gradient other than 0
@@ -74,6 +83,7 @@ class Comparison:
         self._clones: Clones = {}
         dtypes = {item.dtype for item in [*model.parameters(), *model.buffers(), *_tensors(inputs)]}
         self._tolerance = max([coarsest, *(_TOLERANCES.get(dtype, 0.0) for dtype in dtypes)])
+        self._epsilon = max((torch.finfo(dtype).eps for dtype in dtypes if dtype in _TOLERANCES), default=0.0)
         self.shapes: dict[str, Tensor] = {}  # the last input of each hull, on the meta device
         self.readings: dict[int, tuple[nn.Module, Reading | None]] = {}
         self.ran: set[int] = set()  # the ids of modules that ran
@@ -86,7 +96,6 @@ class Comparison:
                 self.failures[mode] = error
         if not self.expected:
             raise self.failures[MODES[-1]]
-        self._plain: Outcome | None = None
 
     def _run_original(self, model: nn.Module, mode: str) -> Outcome:
         try:
@@ -99,7 +108,7 @@ class Comparison:
 
     @property
     def calls(self) -> list[Call]:
-        """Return the observed calls of all modes."""
+        """Return the observed calls of all modes, in their order."""
         return [call for outcome in self.expected.values() for call in outcome.calls]
 
     @property
@@ -120,37 +129,40 @@ class Comparison:
         self,
         model: nn.Module,
         mode: str,
-        noise: float = 0.0,
+        *,
         is_original: bool = False,
-        observe: bool | None = None,
-        backward: bool = True,
+        observe: bool = True,
+        backward: bool | None = None,
+        noise: float = 0.0,
     ) -> Outcome:
-        backward = mode == "training" and self._backward and backward and not noise
+        """Run a model; `noise` perturbs its weights and the outputs of its hulls as rounding does."""
+        backward = (mode == "training" and self._backward) if backward is None else backward
         inputs: list[tuple[str, Tensor, int]] = []  # of hulls, with their versions
-        hulls: Counter[int] = Counter()
+        outcome = Outcome()
 
         def record(name: str, x: Tensor) -> None:
+            outcome.hulls[id(model.get_submodule(name))] += 1
             self.shapes[name] = x.detach().to("meta")
             if backward:
                 inputs.append((name, x, version_of(x)))
 
-        observer = Observer(model, mode, self.readings) if (self._observes if observe is None else observe) else None
+        observer = Observer(model, mode, self.readings) if self._observes and observe else None
         with contextlib.ExitStack() as stack:
             stack.enter_context(restored(model, self._clones))
-            stack.enter_context(torch.set_grad_enabled(mode == "training" or self._evaluates_with_gradients))
+            stack.enter_context(
+                torch.set_grad_enabled(backward or mode == "training" or self._evaluates_with_gradients)
+            )
             stack.enter_context(torch.compiler.set_stance("force_eager"))
             hook_inputs(model, record)
-            for hull in [module for module in model.modules() if isinstance(module, Hull)]:
-                hull.register_forward_pre_hook(lambda module, args: hulls.update([id(module)]))
-                if noise:
-                    hull.register_forward_hook(_perturb(noise))
             for module in model.modules() if backward else ():
                 module._backward_hooks.clear()
                 module._backward_pre_hooks.clear()
+            if noise:
+                _perturb(model, noise)
             model.train(mode == "training")
             with observer or contextlib.nullcontext():
                 output = run(model, self.inputs)
-            outcome = Outcome(dict(_leaves("", output)), dict(_buffers(model)), hulls=hulls)
+            outcome.outputs, outcome.buffers = dict(_leaves("", output)), dict(_buffers(model))
             if observer is not None:
                 outcome.calls, self.ran = observer.calls, self.ran | observer.ran
             if backward:
@@ -163,18 +175,10 @@ class Comparison:
                     self._backward = False
             return outcome
 
-    def run_mode(self, model: nn.Module, mode: str) -> None:
-        """Run a changed model in a mode; raise RuntimeError if it fails."""
-        self._outcome(model, mode, observe=False, backward=False)
-
-    def run_changed(self, model: nn.Module) -> None:
-        """Run a changed model in the modes in which the original ran; raise RuntimeError if it fails."""
-        for mode in self.expected:
-            self._outcome(model, mode, observe=False)
-
-    def _outcome(self, model: nn.Module, mode: str, **options: Any) -> Outcome:
+    def run_changed(self, model: nn.Module, mode: str, **options: Any) -> Outcome:
+        """Run a changed model in a mode, without an observer; raise RuntimeError if it fails."""
         try:
-            return self._run(model, mode, **options)
+            return self._run(model, mode, **({"observe": False} | options))
         except Exception as error:
             kind = type(error).__name__
             raise RuntimeError(f"the changed model fails in {mode} mode on example_inputs: {kind}: {error}") from error
@@ -183,114 +187,143 @@ class Comparison:
         """Compare a changed model, and return its runs; raise RuntimeError if it fails, or something differs."""
         outcomes = {}
         for mode, expected in self.expected.items():
-            actual = outcomes[mode] = self._outcome(model, mode)
-            self._compare(model, mode, "output", actual.outputs, expected.outputs, self._tolerance, "outputs")
-            buffers = {name: item for name, item in expected.buffers.items() if name in actual.buffers}
-            found = {name: actual.buffers[name] for name in buffers}
-            self._compare(model, mode, "buffer ", found, buffers, self._tolerance, "buffers")
-            weights = {name: item for name, item in expected.gradients.items() if name in actual.gradients}
-            found = {name: actual.gradients[name] for name in weights}
-            self._compare(model, mode, "gradient of ", found, weights, _GRADIENTS * self._tolerance, "gradients")
+            outcomes[mode] = self.run_changed(model, mode, observe=True)
+            self._compare(model, mode, outcomes[mode], expected)
         return outcomes
 
-    def _compare(
-        self, model: nn.Module, mode: str, what: str, actual: Leaves, expected: Leaves, tolerance: float, kind: str
-    ) -> None:
-        is_gradient = kind == "gradients"
-        where, distance = difference(actual, expected, common_scale=is_gradient)
-        if distance <= tolerance:
-            return
-        coarse = [torch.finfo(dtype).eps for dtype, value in _TOLERANCES.items() if value <= self._tolerance]
-        if not is_gradient:
-            noisy = getattr(self._run(model, mode, noise=_EPSILONS * max(coarse, default=0.0), observe=False), kind)
-            _, noise = difference({name: noisy[name] for name in actual if name in noisy}, actual)
-            again = getattr(self._run(model, mode, observe=False), kind)
-            is_repeatable = difference({name: again[name] for name in actual if name in again}, actual)[1] <= tolerance
-            if is_repeatable and distance <= _ROUNDINGS * noise:
-                return
-        elif self._is_chaotic(model, mode, actual, distance, max(coarse, default=0.0)):
-            return
-        raise RuntimeError(
-            f"the changed model computes something else: in {mode} mode, {what}{where} differs by "
-            f"{distance:.2g} relative to its largest number; the tolerance is {tolerance:.0e}"
-        )
+    def _compare(self, model: nn.Module, mode: str, actual: Outcome, expected: Outcome) -> None:
+        """Raise an error if a run differs by more than rounding, which the model may amplify."""
+        noisy: list[Outcome] = []  # the same run with rounding errors, and without
+        for kind, (what, multiple) in _KINDS.items():
+            found, wanted = getattr(actual, kind), getattr(expected, kind)
+            if kind != "outputs":  # others may have gone with a replaced module
+                found, wanted = _common(found, wanted), _common(wanted, found)
+            tolerance, is_gradient = multiple * self._tolerance, kind == "gradients"
+            where, distance = difference(found, wanted, common_scale=is_gradient)
+            if distance <= tolerance:
+                continue
+            if not noisy:
+                noise = _EPSILONS * self._epsilon
+                noisy = [self._run(model, mode, noise=noise, observe=False), self._run(model, mode, observe=False)]
+            noise, unsteady = (
+                difference(_common(getattr(item, kind), found), found, common_scale=is_gradient)[1] for item in noisy
+            )
+            if distance > _ROUNDINGS * noise or unsteady > tolerance:
+                raise RuntimeError(
+                    f"the changed model computes something else: in {mode} mode, {what}{where} differs by "
+                    f"{distance:.2g} relative to its largest number; the tolerance is {tolerance:.0e}"
+                )
 
-    def _is_chaotic(self, model: nn.Module, mode: str, actual: Leaves, distance: float, eps: float) -> bool:
-        """Return whether rounding changes gradients as much: weights are perturbed by some units of rounding."""
-        generator = torch.Generator().manual_seed(0)
-        with restored(model, self._clones), torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.is_floating_point():
-                    signs = torch.randint(0, 2, parameter.shape, generator=generator) * 2 - 1
-                    parameter.mul_(1 + _EPSILONS * eps * signs.to(parameter))
-            noisy = self._run(model, mode, observe=False).gradients
-        _, noise = difference({name: noisy[name] for name in actual}, actual, common_scale=True)
-        return distance <= _ROUNDINGS * noise
-
-    def check_calls(self, model: nn.Module, outcomes: Mapping[str, Outcome], sites: Mapping[str, Site]) -> None:
-        """Check that hulls are called where activations were, also without gradients and without an observer.
+    def check_hulls(self, model: nn.Module, outcomes: Mapping[str, Outcome], sites: Mapping[str, Site]) -> None:
+        """Check that hulls are called where activations were, and that outputs depend on each; raise NotProvenError.
 
         Args:
             model: the changed model.
             outcomes: its runs, by mode.
             sites: the replaced sites, by name.
         """
-        hulls = {name: model.get_submodule(name) for name in sites}
+        hulls = {name: id(model.get_submodule(name)) for name in sites}
         for mode, outcome in outcomes.items():
             wanted: Counter[int] = Counter()
             for name, site in sites.items():
-                wanted[id(hulls[name])] += sum(call.run[0] == mode for call in site.calls)
-            missing = [site for name, site in sites.items() if outcome.hulls[id(hulls[name])] < wanted[id(hulls[name])]]
+                wanted[hulls[name]] += sum(call.run[0] == mode for call in site.calls)
+            missing = [site for name, site in sites.items() if outcome.hulls[hulls[name]] < wanted[hulls[name]]]
             if missing:
                 raise NotProvenError(missing, "code of the model calls it by a reference that a hull does not replace")
             before, after = len(self.expected[mode].calls), len(outcome.calls)
             if before != after:
                 raise RuntimeError(f"in {mode} mode, {before} activations ran before and {after} afterwards")
-        if "evaluation" not in outcomes:
-            return
-        plain = self._outcome(model, "evaluation", observe=False)
-        idle = [
-            site
-            for name, site in sites.items()
-            if outcomes["evaluation"].hulls[id(hulls[name])] > plain.hulls[id(hulls[name])]
-        ]
-        if idle:
-            raise NotProvenError(idle, "a fused path of the model does not call it")
-        used = outcomes.get("training", Outcome({})).trained
-        if any(id(hull) in used and plain.hulls[id(hull)] for hull in hulls.values()):
-            with _moved(hulls.values()):
-                moved = self._outcome(model, "evaluation", observe=False)
-            if difference(moved.outputs, plain.outputs)[1] == 0:
-                raise RuntimeError("the outputs of the changed model do not depend on the coefficients of its hulls")
+        trained = {number for outcome in outcomes.values() for number in outcome.trained}
+        if "evaluation" in outcomes:
+            plain, observed = self.run_changed(model, "evaluation"), outcomes["evaluation"].hulls
+            idle = [site for name, site in sites.items() if observed[hulls[name]] > plain.hulls[hulls[name]]]
+            if idle:
+                raise NotProvenError(idle, "a fused path of the model does not call it")
+            moved = [model.get_submodule(name) for name in sites if hulls[name] in trained and observed[hulls[name]]]
+            with _moved(moved):
+                if moved and self._is_same(model, "evaluation", plain):
+                    raise RuntimeError(
+                        "the outputs of the changed model do not depend on the coefficients of its hulls"
+                    )
+        if self.modes:
+            without = self._without_effect(model, trained)
+            if idle := [site for name, site in sites.items() if hulls[name] in without]:
+                raise NotProvenError(idle, "the outputs of the model do not depend on it")
+
+    def _without_effect(self, model: nn.Module, trained: set[int]) -> set[int]:
+        """Return the ids of the hulls that do not change the outputs; `trained` are known to do so."""
+        left = [module for module in model.modules() if isinstance(module, Hull) and id(module) not in trained]
+        if not left:
+            return set()
+        mode, frozen = next(iter(self.expected)), [hull for hull in left if not hull.raw.requires_grad]
+        with restored(model):
+            generator = torch.Generator().manual_seed(0)
+            for parameter in model.parameters():
+                if parameter.is_floating_point() and not parameter.any():
+                    parameter.data.copy_(0.02 * torch.randn(parameter.shape, generator=generator))
+            try:
+                for hull in frozen:
+                    hull.raw.requires_grad_(True)
+                with contextlib.suppress(Exception):
+                    trained = self._run(model, mode, observe=False, backward=True).trained
+            finally:
+                for hull in frozen:
+                    hull.raw.requires_grad_(False)
+            left = [hull for hull in left if id(hull) not in trained]
+            for mode in self.expected if left else ():
+                plain = self._run(model, mode, observe=False, backward=False)
+                for hull in list(left):
+                    hook = hull.register_forward_hook(lambda module, inputs, y: y + torch.randn_like(y))
+                    try:
+                        if not self._is_same(model, mode, plain):
+                            left.remove(hull)
+                    finally:
+                        hook.remove()
+        return set(map(id, left))
+
+    def _is_same(self, model: nn.Module, mode: str, plain: Outcome) -> bool:
+        """Return whether a model computes the same outputs and buffers as before; one that fails does not."""
+        try:
+            now = self._run(model, mode, observe=False, backward=False)
+        except Exception:
+            return False
+        return difference(now.outputs | now.buffers, plain.outputs | plain.buffers)[1] == 0
 
 
 @contextlib.contextmanager
-def _moved(hulls: Any) -> Iterator[None]:
+def _moved(hulls: Iterable[Any]) -> Iterator[None]:
     """Move the coefficients of hulls, and move them back at exit."""
     generator = torch.Generator().manual_seed(0)
     raw = {id(hull.raw): hull.raw for hull in hulls if not hull.raw.is_meta}
     before = {key: item.detach().clone() for key, item in raw.items()}
-    with torch.no_grad():
-        for item in raw.values():
-            item.add_(torch.randn(item.shape, generator=generator).to(item))
+    for item in raw.values():
+        item.data.add_(torch.randn(item.shape, generator=generator).to(item))
     try:
         yield
     finally:
-        with torch.no_grad():
-            for key, item in raw.items():
-                item.copy_(before[key])
+        for key, item in raw.items():
+            item.data.copy_(before[key])
 
 
-def _perturb(noise: float) -> Any:
-    """Return a hook that perturbs the output of a hull by as much as rounding and recognition may change it."""
+def _common(leaves: Leaves, others: Leaves) -> Leaves:
+    return {name: item for name, item in leaves.items() if name in others}
+
+
+def _perturb(model: nn.Module, noise: float) -> None:
+    """Perturb weights by rounding, and outputs of hulls by as much as rounding and recognition may change them."""
+
+    def perturb(item: Tensor, least: float = 0.0) -> None:
+        signs = torch.randint(0, 2, item.shape, generator=generator).to(item.device, item.dtype) * 2 - 1
+        coarse = _EPSILONS * torch.finfo(item.dtype).eps  # of a submodule with a coarser dtype than the rest
+        item.data.mul_(1 + max(noise, coarse, least) * signs)
+
     generator = torch.Generator().manual_seed(0)
-
-    def perturb(module: nn.Module, inputs: Any, output: Tensor) -> None:
-        signs = torch.randint(0, 2, output.shape, generator=generator).to(output.device, output.dtype) * 2 - 1
-        coarse = _EPSILONS * torch.finfo(output.dtype).eps  # of a submodule with a coarser dtype than the rest
-        output.data.mul_(1 + max(noise, coarse, DOUBLE.relative) * signs)
-
-    return perturb
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            perturb(parameter)
+    for module in model.modules():
+        if isinstance(module, Hull):
+            module.register_forward_hook(lambda module, inputs, output: perturb(output, DOUBLE.relative))
 
 
 def difference(actual: Leaves, expected: Leaves, common_scale: bool = False) -> tuple[str, float]:
@@ -335,9 +368,10 @@ def _distance(actual: Any, expected: Any, scale: float | None = None) -> float:
 
 def _blame(model: nn.Module, inputs: list[tuple[str, Tensor, int]]) -> str:
     """Return a clause on the hulls whose inputs were changed after the call, other than by themselves."""
-    in_place = {name for name, module in named_callers(model) if isinstance(module, InPlace)}
     changed = dict.fromkeys(
-        repr(name) for name, x, version in inputs if version_of(x) > version and name not in in_place
+        repr(name)
+        for name, x, version in inputs
+        if version_of(x) > version and not isinstance(model.get_submodule(name), InPlace)
     )
     listed = ", ".join(changed)
     return f"; the model changes the input of {listed} in place after the call, and a hull needs it" if changed else ""

@@ -13,8 +13,8 @@ from hullo.bases import Base, get_base, list_bases
 from hullo.modules import Hull, Init
 from hullo.parametrizations import Parametrization
 from hullo.recognition.known import AMBIGUOUS, COMBINATIONS, Reading
-from hullo.surgery.build import Channels, Factory, Recipe, Share, check_factory, starts_alike
-from hullo.surgery.edit import Spot, learn_turns, swap
+from hullo.surgery.build import Channels, Factory, Recipe, Share, channel_dim_of, check_factory, starts_alike
+from hullo.surgery.edit import swap
 from hullo.surgery.find import called_twice, count_mentions, default_inputs, module_sites, observed_sites
 from hullo.surgery.optimizer_warning import expect_optimizer
 from hullo.surgery.prove import Comparison, NotProvenError
@@ -142,7 +142,7 @@ def _swap_modules(model: nn.Module, choice: Choice, recipe: Recipe) -> None:
             "its own",
             stacklevel=3,
         )
-    swap(model, sites, recipe.make(model, chosen, {}), {})
+    swap(model, sites, recipe.make(model, chosen, {}))
     keep(model, sites, shared)
 
 
@@ -157,18 +157,14 @@ def _swap_observed(
             raise
         return False  # its own inputs do not fit
     before = Structure(model)
-    together: set[object] = set()
     while True:
-        sites = observed_sites(model, comparison.calls, comparison.ran, together)
+        sites = observed_sites(model, comparison)
         chosen = choice.select(sites)
         try:
             hulls = _swap_and_prove(model, sites, chosen, recipe, comparison, compare)
         except NotProvenError as error:
             before.restore()
             _give_up(error.sites, error.reason)
-        except UndecidedError as error:
-            before.restore()
-            together |= error.spots
         except RuntimeError as error:
             before.restore()
             if compare and not comparison.repeats(model):
@@ -183,9 +179,8 @@ def _swap_observed(
         else:
             break
     keep(model, sites, hulls)
-    made = {site.name: model.get_submodule(site.name) for site in chosen}
-    for shared in set(made.values()):
-        vars(shared)["compared"] = comparison.modes if compare else ""
+    for hull in {model.get_submodule(site.name) for site in chosen}:
+        vars(hull)["compared"] = comparison.modes if compare else ""
     return True
 
 
@@ -194,7 +189,7 @@ def _is_proven(model: nn.Module, sites: Sequence[Site], part: Sequence[Site], co
     before = Structure(model)
     try:
         _swap_and_prove(model, sites, part, Recipe(), comparison, compare=True)
-    except (RuntimeError, UndecidedError, ValueError):
+    except (RuntimeError, ValueError):
         return False
     finally:
         before.restore()
@@ -213,17 +208,8 @@ def _find_blamed(sites: Sequence[Site], is_proven: Callable[[Sequence[Site]], bo
 
 def _give_up(sites: Iterable[Site], reason: str) -> None:
     """List sites with a reason from now on."""
-    for site in sites:
-        for call in site.calls:
-            call.reading = Reading(call.reading.known, call.reading.in_place, reason)
-
-
-class UndecidedError(Exception):
-    """Raised for expressions in a loop whose iterations do not decide which hull is called."""
-
-    def __init__(self, spots: set[Spot]) -> None:
-        super().__init__("a hull cannot be chosen by the iteration of a loop")
-        self.spots = spots
+    for call in (call for site in sites for call in site.calls):
+        call.reading = Reading(call.reading.known, reason)
 
 
 def _swap_and_prove(
@@ -240,20 +226,14 @@ def _swap_and_prove(
     hulls = recipe.make(model, chosen, channels)
     is_alike = all(starts_alike(hulls[site.name], site) for site in chosen)
     plain = hulls if is_alike else Recipe().make(model, chosen, {})
-    swap(model, sites, plain, {})
-    turns, undecided = learn_turns(chosen, lambda mode: comparison.run_mode(model, mode), comparison.expected)
-    if undecided:
-        raise UndecidedError(undecided)
-    if turns:
-        before.restore()
-        swap(model, sites, plain, turns)
+    swap(model, sites, plain)
     if compare:
-        comparison.check_calls(model, comparison.check(model), {site.name: site for site in chosen})
+        comparison.check_hulls(model, comparison.check(model), {site.name: site for site in chosen})
     if not is_alike:
         before.restore()
-        swap(model, sites, hulls, turns)
-        if compare:
-            comparison.run_changed(model)
+        swap(model, sites, hulls)
+        for mode in comparison.expected if compare else ():
+            comparison.run_changed(model, mode)
     return hulls
 
 
@@ -261,7 +241,7 @@ def _find_channels(site: Site, recipe: Recipe) -> Channels:
     """Return the number of groups and the channel dimension of a site."""
     shape, dim = site.calls[-1].shape, recipe.channel_dim
     if dim is None:
-        dims = {call.channel_dim for call in site.calls if call.run[0] == "training"}
+        dims = {channel_dim_of(call) for call in site.calls}
         (dim,) = dims if len(dims) == 1 else (None,)
         if dim is None:
             raise ValueError(

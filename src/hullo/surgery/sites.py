@@ -6,7 +6,7 @@ import ast
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from hullo.modules import Hull
 from hullo.recognition.known import Known, Reading
 from hullo.surgery.observe import Call
 from hullo.surgery.source import call_at
-from hullo.surgery.write import PerIteration, put_children, why_not_rewritten
+from hullo.surgery.write import PerIteration, Turns, put_children, why_not_rewritten
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _ONE_MODE = "training and evaluation mode call other activations here, and which of them answer each other is not clear"
@@ -47,6 +47,12 @@ class Site:
     edited: Sequence[Call] = ()  # one call for each expression that is changed to call the hull
 
     @property
+    def overwrites(self) -> bool:
+        """Return whether the activation overwrites its input."""
+        ran = [call.overwrites for call in self.calls]
+        return any(ran) if ran else bool(getattr(self.module, "inplace", False))
+
+    @property
     def known(self) -> Known:
         """Return the function there, for a site without a reason."""
         assert self.reading.known is not None  # noqa: S101
@@ -60,22 +66,23 @@ class Slot:
     parent: nn.Module
     name: str
     key: str = ""
+    turns: Turns = field(default_factory=Turns)
 
     def put(self, module: nn.Module) -> None:
         """Store a module here."""
-        put(self.parent, self.name, module, self.key)
+        if self.key:
+            existing = self.parent._modules.get(self.name)
+            container = existing if isinstance(existing, PerIteration) else PerIteration(self.turns)
+            container[self.key] = module
+            module = container
+        put(self.parent, self.name, module)
 
 
-def put(parent: nn.Module, name: str, module: nn.Module, key: str = "") -> None:
+def put(parent: nn.Module, name: str, module: nn.Module) -> None:
     """Set a child of a module. Encoder layers have a fused path for two functions: update its flag, too."""
     if isinstance(parent, nn.TransformerEncoderLayer) and name == "activation":
         fused = {nn.ReLU: 1, nn.GELU: 2 if getattr(module, "approximate", "") == "none" else 0}
         parent.activation_relu_or_gelu = fused.get(type(module), 0)
-    if key:
-        existing = parent._modules.get(name)
-        container = existing if isinstance(existing, PerIteration) else PerIteration()
-        container[key] = module
-        module = container
     put_children(parent, {name: module})
 
 
@@ -99,12 +106,12 @@ class Names:
 Group = list[Call]  # the calls that share a hull
 
 
-def group_calls(calls: Sequence[Call], together: Collection[object] = ()) -> list[Group]:
+def group_calls(calls: Sequence[Call]) -> list[Group]:
     """Return the calls that share a hull, in the order of the first.
 
     These are the calls by one expression in one module. In a loop, only those after the same submodule with weights
     share a hull. An expression that runs in training mode only shares it with the one that takes its place in
-    evaluation mode. The calls of the expressions in `together` share a hull also in a loop.
+    evaluation mode.
     """
     by_spot: dict[Hashable, Group] = defaultdict(list)
     for call in calls:
@@ -114,8 +121,7 @@ def group_calls(calls: Sequence[Call], together: Collection[object] = ()) -> lis
         by_turn: dict[Hashable, Group] = defaultdict(list)
         is_split = _is_split(same)
         for call in same:
-            turn = (call.last if is_split else None, _function([call]))
-            by_turn[() if same[0].spot in together else turn].append(call)
+            by_turn[() if call.together else (call.last if is_split else None, call.reading.known)].append(call)
         groups += by_turn.values()
     order = {id(call): n for n, call in enumerate(calls)}
     return _join_modes(sorted(groups, key=lambda group: order[id(group[0])]))
@@ -123,7 +129,7 @@ def group_calls(calls: Sequence[Call], together: Collection[object] = ()) -> lis
 
 def _is_split(calls: Group) -> bool:
     """Return whether an expression runs in a loop over different submodules, each equally often."""
-    runs: dict[Hashable, list[int | None]] = defaultdict(list)
+    runs: dict[Hashable, list[nn.Module | None]] = defaultdict(list)
     for call in calls:
         runs[call.run].append(call.last)
     return any(len(set(lasts)) > 1 and len(set(Counter(lasts).values())) == 1 for lasts in runs.values())
@@ -149,20 +155,16 @@ def _join_modes(groups: list[Group]) -> list[Group]:
                 continue
             first, second = (*pending.values(), [], [])[:2]
             if first and second:
-                alike = [_function(a) for a in first] == [_function(b) for b in second]
+                alike = [a[0].reading.known for a in first] == [b[0].reading.known for b in second]
                 for a, b in zip(first, second, strict=False) if alike else ():
                     joined[id(a)] = b
                 if not alike:
                     for item in (*first, *second):
                         for call in item:
-                            call.reading = Reading(call.reading.known, call.reading.in_place, _ONE_MODE)
+                            call.reading = Reading(call.reading.known, _ONE_MODE)
             pending.clear()
     others = {id(group) for group in joined.values()}
     return [group + joined.get(id(group), []) for group in groups if id(group) not in others]
-
-
-def _function(group: Group) -> Hashable:
-    return group[0].reading.known, group[0].reading.in_place
 
 
 class Planner:
@@ -186,7 +188,7 @@ class Planner:
             for spot in dict.fromkeys(call.spot for call in group):
                 self.of_spot[spot].append(group)
             self.of_attribute[_attribute(group[0])].append(group)
-        self.containers: dict[Hashable, tuple[nn.Module, str]] = {}
+        self.containers: dict[Hashable, tuple[nn.Module, str, Turns]] = {}
 
     def sites(self) -> list[Site]:
         return [self._site(group) for group in self.groups]
@@ -229,10 +231,10 @@ class Planner:
                 is_only = len(self.of_module.get(id(module), ())) == len(self.of_spot[call.spot])
                 stem = own[0] if own else call.reading.known.family
                 name = own[0] if own and is_only else self.names[id(owner)].take(stem, 2 if own else 1)
-                self.containers[call.spot] = owner, name
-            owner, name = self.containers[call.spot]
+                self.containers[call.spot] = owner, name, Turns()
+            owner, name, turns = self.containers[call.spot]
             key = next(n for n, item in enumerate(self.of_spot[call.spot]) if item is group)
-            return [Slot(owner, name, str(key))], firsts
+            return [Slot(owner, name, str(key), turns)], firsts
         reused = self._reused(group)
         if reused:
             served = {id(item.callee) for item in group if id(item.callee) in self.registered} | {id(None)}
@@ -306,7 +308,7 @@ def _why_not(group: Group) -> str:
             return "it parametrizes a weight"
         if call.helper:
             return f"{call.helper} calls it, which is not a method of a module of the model"
-    if len({_function([call]) for call in group}) > 1:
+    if len({call.reading.known for call in group}) > 1:
         return "one expression calls different functions"
     if len({id(call.owner) for call in group}) > 1 and any(call.callee is None for call in group):
         return "it is called from several modules"

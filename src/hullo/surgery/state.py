@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import random
 import sys
 import threading
@@ -47,7 +46,8 @@ Clones = dict[int, tuple[Tensor, int, Tensor]]  # tensors, their versions and va
 class State:
     """Snapshot of the state that running a model may change: tensors, gradients, attributes, children, generators.
 
-    NumPy's arrays and generators are part of it. Values in `clones` of tensors that have not changed since are used.
+    State in other objects, such as NumPy's arrays and generators, is not part of it. Values in `clones` of tensors that
+    have not changed since are used.
     """
 
     def __init__(self, model: nn.Module, clones: Clones | None = None) -> None:
@@ -61,7 +61,7 @@ class State:
             if id(item) not in self._clones or self._has_changed(item):
                 self._clones[id(item)] = item, version_of(item), item.detach().clone()
         self._gradients = [(item, item.grad, None if item.grad is None else item.grad.clone()) for item in leaves]
-        self._undo = [undo for item in contents if (undo := _undo(item)) is not None]
+        self._generators = [(item, item.get_state()) for item in contents if isinstance(item, torch.Generator)]
 
     def _has_changed(self, item: Tensor) -> bool:
         _, version, values = self._clones[id(item)]
@@ -88,41 +88,13 @@ class State:
             tensor.grad = gradient
             if gradient is not None and gradient_values is not None:
                 gradient.copy_(gradient_values)
-        for undo in self._undo:
-            undo()
+        for generator, state in self._generators:
+            generator.set_state(state)
 
 
 def version_of(x: Tensor) -> int:
     """Return how often a tensor was changed in place; -1 if PyTorch does not count."""
     return -1 if x.is_inference() else x._version
-
-
-def _undo(item: Any) -> Callable[[], object] | None:
-    """Return a function that restores the present state of a random generator or a NumPy array; None for others."""
-    if isinstance(item, torch.Generator):
-        return functools.partial(item.set_state, item.get_state())
-    if isinstance(item, random.Random):
-        return functools.partial(item.setstate, item.getstate())
-    if (numpy := sys.modules.get("numpy")) is None:
-        return None
-    if isinstance(item, numpy.random.RandomState):
-        return functools.partial(item.set_state, item.get_state(legacy=False))
-    if isinstance(item, numpy.random.Generator):
-        return functools.partial(setattr, item.bit_generator, "state", copy.deepcopy(item.bit_generator.state))
-    return functools.partial(numpy.copyto, item, item.copy()) if isinstance(item, numpy.ndarray) else None
-
-
-def _is_stateful(value: Any) -> bool:
-    """Return whether a value is a tensor, a random generator or a NumPy array, which can be restored."""
-    if isinstance(value, (Tensor, torch.Generator)):
-        return True
-    if isinstance(value, random.Random):
-        return not isinstance(value, random.SystemRandom)  # it has no state
-    if (numpy := sys.modules.get("numpy")) is None:
-        return False
-    if isinstance(value, numpy.ndarray):
-        return bool(value.flags.writeable)
-    return isinstance(value, (numpy.random.Generator, numpy.random.RandomState))
 
 
 def _contents(model: nn.Module) -> list[Any]:
@@ -133,14 +105,15 @@ def _contents(model: nn.Module) -> list[Any]:
 
 
 def _collect(value: Any, contents: dict[int, Any]) -> None:
-    """Collect containers, tensors, random generators and arrays, also from the attributes of plain objects."""
+    """Collect containers, tensors and generators, also from the attributes of plain objects."""
     if id(value) in contents or isinstance(value, _OPAQUE):
         return
-    if _is_stateful(value):
+    if isinstance(value, (Tensor, torch.Generator)):
         contents[id(value)] = value
     elif type(value) in _CONTAINERS or isinstance(value, tuple):
         contents[id(value)] = value
-        for item in list(value.values() if isinstance(value, dict) else value):
+        parts = tuple.__iter__(value) if isinstance(value, tuple) else value  # a subclass may iterate otherwise
+        for item in list(value.values() if isinstance(value, dict) else parts):
             _collect(item, contents)
     elif type(getattr(value, "__dict__", None)) is dict:
         _collect(vars(value), contents)
@@ -172,11 +145,14 @@ def restored(model: nn.Module, clones: Clones | None = None) -> Iterator[None]:
 def hook_inputs(model: nn.Module, record: Callable[[str, Tensor], None]) -> None:
     """Register hooks that call `record` with the name and the input of every hull that runs."""
 
-    def hook(name: str, module: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        record(name, next(iter([*inputs, *named.values()])))
+    callers = {id(caller): name for name, caller in named_callers(model)}
 
-    for name, caller in named_callers(model):
-        caller.register_forward_pre_hook(functools.partial(hook, name), with_kwargs=True)
+    def hook(module: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        if id(module) in callers:  # not a replaced module, which has the same hooks
+            record(callers[id(module)], next(iter([*inputs, *named.values()])))
+
+    for _, caller in named_callers(model):
+        caller.register_forward_pre_hook(hook, with_kwargs=True)
 
 
 def run(model: nn.Module, inputs: Inputs) -> Any:

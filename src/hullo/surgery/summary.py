@@ -94,8 +94,7 @@ def summary(model: nn.Module, *, example_inputs: Inputs | None = None) -> Summar
 def _find(model: nn.Module, inputs: Inputs | None, given: Inputs | None) -> list[Site]:
     try:
         if inputs is not None:
-            comparison = Comparison(model, inputs, observe=True)
-            return observed_sites(model, comparison.calls, comparison.ran, set())
+            return observed_sites(model, Comparison(model, inputs, observe=True))
     except Exception:
         if given is not None:
             raise

@@ -185,21 +185,30 @@ def why_not_rewritten(cls: type, method: Method) -> str:
     return ""
 
 
+@dataclass
+class Turns:
+    """Hold which of the loops around a call decide, and the name of the hull for each of their iterations."""
+
+    loops: list[int] = field(default_factory=list)
+    hulls: dict[tuple[int, ...], str] = field(default_factory=dict)
+
+
 class PerIteration(nn.ModuleDict):
-    """Hold the hulls that a call in a loop goes to; `turns` has the name of the hull for each iteration."""
+    """Hold the hulls that a call in loops goes to."""
 
-    def __init__(self) -> None:
+    def __init__(self, turns: Turns) -> None:
         super().__init__()
-        self.turns: dict[str, str] = {}
+        self.turns = turns
 
-    def at(self, key: str) -> nn.Module:
-        """Return the hull for an iteration."""
-        if key not in self.turns:
+    def at(self, *iterations: int) -> nn.Module:
+        """Return the hull for an iteration of each loop around the call."""
+        key = tuple(iterations[n] for n in self.turns.loops)
+        if key not in self.turns.hulls:
             raise KeyError(
-                f"iteration {key} of a loop that had {len(self.turns)} iterations when activations were replaced; set "
-                "the number of iterations first, then replace the activations"
+                f"iteration {', '.join(map(str, key))} of a loop that had {len(self.turns.hulls)} iterations when "
+                "activations were replaced; set the number of iterations first, then replace the activations"
             )
-        return self[self.turns[key]]
+        return self[self.turns.hulls[key]]
 
 
 class _DerivedMarker:
