@@ -132,16 +132,33 @@ def test_page_counts_right_models_and_lists_reasons(checks: Any, tmp_path: Path)
     page.write_text("before\n<!-- models -->\nold\n<!-- /models -->\nafter\n")
     reasons = "a (f): it is odd; at all (Net.run, line 3); b (sin): replaced only if named in functions"
     results = [
-        checks.Result("timm", "one_a", "right", hulls=3, setting="torch 2"),
-        checks.Result("timm", "two", "partly", hulls=1, left=["a.b (relu): it is handed on (Net.forward, line 7)"]),
-        checks.Result("timm", "three", "refused", refusal=f"ValueError: no activation can be replaced: {reasons}"),
+        checks.Result("timm", "one_a", "right", hulls=3, setting="timm 1.0, torch 2", swap=0.3),
+        checks.Result(
+            "timm",
+            "two",
+            "partly",
+            hulls=1,
+            left=["a.b (relu): it is handed on (Net.forward, line 7)"],
+            setting="timm 1.0, torch 2",
+        ),
+        checks.Result("kan", "KAN", "right", hulls=2, setting="kan 0.1, torch 2", swap=0.1),
+        checks.Result(
+            "timm",
+            "three",
+            "refused",
+            refusal=f"ValueError: no activation can be replaced: {reasons}",
+            setting="timm 1.0, torch 2",
+        ),
     ]
     report.write(page, results)
     lines = page.read_text().splitlines()
     assert lines[:2] + lines[-2:] == ["before", "<!-- models -->", "<!-- /models -->", "after"]
-    assert "| timm | 3 | 1 | 1 | 1 | 0 | 4 |" in lines
+    assert "| timm | 1.0 | 3 | 1 | 1 | 1 | 0 | 4 |" in lines
+    assert "| all |  | 4 | 2 | 1 | 1 | 0 | 6 |" in lines
+    assert "| kan | 0.1 | KAN 2 |" in lines
+    assert any("takes 0.1 s" in line and "at most 0.3 s" in line for line in lines)
     assert "| timm two | partly | 1 | it is handed on |" in lines
     assert "| timm three | refused | 0 | it is odd; at all |" in lines
-    assert r"**timm**: one\_a 3" in lines
+    assert r"**timm**: one\_a 3, two 1" in lines
     report.write(page, results)  # over what was there
     assert page.read_text().splitlines() == lines

@@ -2,13 +2,13 @@
 
     python tools/swap_models                      the models without a result
     python tools/swap_models --again              all of them
-    python tools/swap_models 'timm/re*' 'odd/*'   models whose library and name match a pattern, again
+    python tools/swap_models 'timm/re*' 'monai/*'   models whose library and name match a pattern, again
     python tools/swap_models --table              only write the tables of docs/models.md
 
-It needs transformers, timm, diffusers and torchvision besides hullo: in an environment with PyTorch,
-`pip install --no-deps transformers timm diffusers torchvision` and what they import. Weights are random; nothing is
-downloaded. If torchvision's compiled operators do not match the build of PyTorch, its Python part is enough. Results
-are lines of results/models.jsonl; an interrupted run continues where it stopped.
+It needs transformers, timm, diffusers, torchvision and the packages of other_models.py besides hullo: in an environment
+with PyTorch, `pip install --no-deps` them and what they import. Weights are random; nothing is downloaded. If the
+compiled operators of torchvision or torchaudio do not match the build of PyTorch, their Python parts are enough (delete
+torchaudio/lib). Results are lines of results/models.jsonl; an interrupted run continues where it stopped.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import sys
 import time
 import warnings
 from dataclasses import asdict
+from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -38,8 +39,8 @@ import hullo
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results" / "models.jsonl"
 PAGE = ROOT / "docs" / "models.md"
-LIBRARIES = ("torchvision", "timm", "transformers", "diffusers")
-LIMIT = 240  # seconds per model
+LIBRARIES = ("torchvision", "timm", "transformers", "diffusers", "other")
+LIMIT = 600  # seconds per model
 
 
 def judge(case: Case) -> Result:
@@ -66,10 +67,12 @@ def judge(case: Case) -> Result:
 
 @functools.cache
 def _setting(library: str) -> str:
-    """Return the versions of Python, the packages and hullo."""
-    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()  # noqa: S603
-    own = f"{library} {importlib.import_module(library).__version__}"
+    """Return the versions of Python and the packages, and the last commit that changed hullo."""
+    last = ["git", "-C", str(ROOT), "log", "-1", "--format=%h", "--abbrev=12", "--", "src"]
+    commit = subprocess.run(last, capture_output=True, text=True, check=False).stdout.strip()  # noqa: S603
+    changed = subprocess.run(["git", "-C", str(ROOT), "diff", "--quiet", "HEAD", "--", "src"], check=False)  # noqa: S603, S607
+    commit += " with changes" if changed.returncode else ""
+    own = f"{library} {metadata.version(library)}"
     return f"{own}, torch {torch.__version__}, Python {platform.python_version()}, hullo {hullo.__version__} ({commit})"
 
 
@@ -99,7 +102,10 @@ def main() -> None:
 
 def _show(result: Result) -> None:
     counts = f"{result.hulls} hulls, {result.gates} gates, {len(result.left)} left"
-    print(f"{result.verdict:8} {result.library}/{result.name}: {counts}, {result.seconds} s", flush=True)
+    print(
+        f"{result.verdict:8} {result.library}/{result.name}: {counts}, {result.seconds} s, swap {result.swap} s",
+        flush=True,
+    )
     for line in [*result.wrong, *filter(None, [result.refusal])]:
         print(f"         {line}", flush=True)
 

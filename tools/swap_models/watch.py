@@ -25,6 +25,7 @@ ACTIVATIONS = frozenset({
 })  # fmt: skip
 GATES = frozenset({"softplus", "sigmoid", "hardsigmoid", "logsigmoid", "special_expit", "erf"})
 NOT_BY_DEFAULT = frozenset({"sigmoid", "hardsigmoid", "softplus", "sin", "arctan", "asinh", "erf", "glu", "GLU"})
+NOT_RUN = "it did not run on example_inputs"
 DROPOUTS = frozenset({"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"})
 
 
@@ -41,13 +42,11 @@ class Event:
 
     def fits(self, site: Any) -> bool:
         """Return whether a site of a summary describes this call."""
-        if "makes a new one" in site.reason:  # in the forward of a parent module
-            return self.name in site.function.lower()
-        if site.name not in self.paths and site.name.rpartition(".")[0] not in self.paths:
+        if site.reason == NOT_RUN or not {site.name, site.name.rpartition(".")[0]} & self.paths:
             return False
         function = site.place.partition(",")[0].rpartition(".")[2]
         names = {frame.rpartition(".")[2] for frame in self.frames}
-        return not function or function in names or self.name in site.function or site.function == "calls of functions"
+        return not function or function in names or self.name in site.function
 
 
 class Watch(TorchFunctionMode):
@@ -62,7 +61,6 @@ class Watch(TorchFunctionMode):
         self.events: list[Event] = []
         self.hulls: Counter[str] = Counter()
         self.called: set[str] = set()  # the names of modules without children that ran
-        self.entered = {""}  # the names of all modules that ran
         self.trained: set[str] = set()  # hulls whose output gets a gradient
         self.inside = 0  # of how many hulls
         self.running: list[tuple[nn.Module, list[Event]]] = [(model, [])]
@@ -94,13 +92,14 @@ class Watch(TorchFunctionMode):
 
     def _leave(self, module: nn.Module, inputs: Any, output: Any) -> None:
         _, own = self.running.pop()
-        self.entered |= self.paths.get(id(module), set())
-        self.called |= set() if any(True for _ in module.children()) else self.paths.get(id(module), set())
-        if self.paths.get(id(module), set()) & self.replaced:
-            self.events.append(Event(type(module).__name__, frozenset(self.paths[id(module)]), ()))
-        else:
-            leaf = not any(True for _ in module.children()) and not any(True for _ in module.parameters())
-            self.events += own[:1] if leaf else own  # an activation module counts once, however it is computed
+        names = self.paths.get(id(module), set())
+        has_children = any(True for _ in module.children())
+        self.called |= set() if has_children else names
+        if names & self.replaced:
+            own = [Event(type(module).__name__, frozenset(names), ())]
+        elif not has_children and not any(True for _ in module.parameters()):
+            own = own[:1]  # an activation module counts once, however it is computed
+        self.running[-1][1].extend(own)
 
     def _hull(self, hull: nn.Module, x: Tensor) -> Tensor:
         name = min(self.paths.get(id(hull), {"(not a part of the model)"}))
@@ -129,6 +128,30 @@ def _frames() -> Iterator[str]:
         if frame.f_code.co_name != "handle_torch_function" and frame.f_code.co_filename != __file__:
             yield frame.f_code.co_qualname
         frame = frame.f_back
+
+
+class Passes:
+    """Count the forward passes of a model, and all backward passes."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.forward, self.backward = model, 0, 0
+
+    def __enter__(self) -> None:
+        autograd: Any = torch.autograd
+        self.run = autograd._engine_run_backward
+        autograd._engine_run_backward = self._backward
+        self.hook = register_module_forward_pre_hook(self._forward)
+
+    def __exit__(self, *error: Any) -> None:
+        self.hook.remove()
+        torch.autograd._engine_run_backward = self.run  # type: ignore[attr-defined]
+
+    def _forward(self, module: nn.Module, inputs: Any) -> None:
+        self.forward += module is self.model
+
+    def _backward(self, *args: Any, **kwargs: Any) -> Any:
+        self.backward += 1
+        return self.run(*args, **kwargs)
 
 
 class Settled(TorchFunctionMode):
