@@ -6,7 +6,7 @@
 A block stands between `<!-- block:table columns -->` and `<!-- /block -->`. Its first word is a key of PARTS, followed
 by folders of results, whose records alone count; or a key of TABLES in benchmarks/tables.py, followed by the name of a
 file in benchmarks/results. Parts about the columns of the paper's table take, of each column, the longest runs that
-have enough seeds; longer ones with fewer seeds have a part of their own.
+have enough seeds.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from pages.gains import gains_table
 from pages.imagewoof import imagewoof_part
 from pages.late_loss import late_loss_table
 from pages.plans import plans_part
-from pages.readings import few_seeds_tables, readings_tables
+from pages.readings import readings_tables
 from pages.speed import cost_table, read_plain, speed_table
 
 from hullo.lab.analysis.experiments import Experiment, experiments
-from hullo.lab.analysis.sources import longest_of_columns, read_records, too_few_seeds
+from hullo.lab.analysis.sources import longest_of_columns, read_records
 from hullo.lab.analysis.tables.markdown import detailed_tables, glance_table
 from hullo.lab.bench.results import draw_chart, read_rows
 from hullo.lab.spec.records import Record
@@ -73,7 +73,6 @@ PARTS: dict[str, Part] = {
     "drift": of_columns(drift_tables),
     "losses": of_columns(losses_tables),
     "imagewoof": of_columns(imagewoof_part),
-    "few-seeds": lambda records, _: few_seeds_tables(experiments(too_few_seeds(records))),
     "controls": lambda records, _: controls_part(experiments(records)),
     "control-gains": lambda records, _: control_gains_part(experiments(records)),
     "batches": lambda records, _: batches_tables(experiments(records)),
@@ -86,7 +85,7 @@ PARTS: dict[str, Part] = {
 }
 CHARTS = ("cpu", "gpu_flat")
 """Files of rows in benchmarks/results that have a chart."""
-OPTIONAL = {"imagewoof", "few-seeds", "controls", "control-gains"}
+OPTIONAL = {"imagewoof", "controls", "control-gains"}
 """Parts that are empty if there is nothing to say."""
 
 

@@ -177,23 +177,6 @@ def test_longer_runs_take_the_place_of_shorter_ones_of_their_column(root: Path) 
     assert text.count("2 epochs") == 1
 
 
-def test_longer_runs_with_few_seeds_are_shown_by_themselves(root: Path) -> None:
-    marked = "<!-- block:few-seeds new all/a all/b -->\n<!-- /block -->\n<!-- block:table new all/a all/b -->\n"
-    marked += "<!-- /block -->"
-    for seed, reached in ((2, 86.75), (3, 87.25)):
-        records = [made.make_record(row, [reached], seed=seed) for row in REACHED]
-        Records(root / "results" / "all" / "a" / "records.jsonl").add(records)
-    (root / "results" / "new").mkdir()
-    few, table = blocks.with_blocks(marked, root).split("<!-- /block -->\n", 1)
-    assert few == "<!-- block:few-seeds new all/a all/b -->\n"
-    for seed in range(3):
-        Records(root / "results" / "new" / "records.jsonl").add([made.make_record("relu", [50.0, 77.25], seed=seed)])
-        few, now = blocks.with_blocks(marked, root).split("<!-- /block -->\n", 1)
-        assert (now == table) == ("77.25" in few) == (seed < 2)
-        assert ("±" in few) == (seed == 1)  # one seed has no interval
-        assert (f"{79.97 - 77.25:.2f}" in few) == (seed < 2)  # distance from the paper
-
-
 def test_imagewoof_is_shown_once_there_are_records_and_named_for_what_it_is(tmp_path: Path) -> None:
     marked = "<!-- block:imagewoof imagewoof -->\n<!-- /block -->"
     assert blocks.with_blocks(marked, tmp_path) == marked

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,12 +19,11 @@ from pages.answers import (
     Answer,
     Count,
     Difference,
-    Order,
     Prediction,
     exceed_each,
 )
 from pages.claims import render_claim
-from pages.verdicts import Claim, claims, first_reaching
+from pages.verdicts import Claim, claims
 
 from hullo.lab.analysis.experiments import experiments
 from hullo.lab.analysis.inference import Comparison
@@ -270,35 +268,6 @@ def test_a_chosen_epochs_coefficients_count() -> None:
         assert answer.verdict == verdict
 
 
-def test_epochs_to_reach_relus_best_are_counted_seed_by_seed() -> None:
-    runs = [make_record("relu", [60.0, 70.0, 80.0, 75.0], seed=seed) for seed in range(3)]
-    runs += [make_record("convex(identity,relu)", [60.0, 81.0, 82.0, 83.0], seed=seed) for seed in range(3)]
-    runs += [make_record("affine(identity,relu)", [60.0, 70.0, 70.0, 70.0], seed=seed) for seed in range(3)]
-    faster, slower = claim(runs, "reach ReLU's best").answers
-    assert isinstance(faster, Order)
-    assert isinstance(slower, Order)
-    assert faster.times == ((2, 3),) * 3
-    assert slower.times == ((math.inf, 3),) * 3
-    assert slower.figures == ["earlier in 0 of 3", "never in 3"]
-
-
-def test_the_sign_test_is_exact_and_ties_say_nothing() -> None:
-    earlier, tie, never = (1.0, 2.0), (2.0, 2.0), (math.inf, 2.0)
-    assert Order("q", (earlier,) * 6).p == pytest.approx((2 / 2**6, 1.0))
-    assert Order("q", (earlier,) * 6 + (tie,) * 3).p == pytest.approx((2 / 2**6, 1.0))
-    assert Order("q", (earlier,) * 7 + (never,)).p == pytest.approx((2 * 9 / 2**8, 1.0))
-    assert Order("q", (never,) * 6).p == (1.0, 1.0)
-    assert Claim("", "", (Order("q", (earlier,) * 6),)).verdict == HOLDS
-
-
-@pytest.mark.parametrize("per_seed", [1, 5])
-def test_the_needed_pairs_of_a_sign_test_are_the_least_with_enough_power(per_seed: int) -> None:
-    """Beside SciPy's binomial distribution: 20 pairs at a share of 0.8, of which 15 must come first."""
-    order = Order("q", ((1.0, 2.0),) * 8 + ((2.0, 1.0),) * 2, per_seed)
-    assert order.seeds_needed() == -(-20 // per_seed)
-    assert Order("q", ((1.0, 2.0), (2.0, 1.0))).seeds_needed() is None
-
-
 def test_one_activation_exceeds_several_if_it_exceeds_each() -> None:
     scores = {
         "relu": {0: 80.0, 1: 81.0, 2: 82.0},
@@ -327,13 +296,6 @@ def test_exceeding_several_equals_is_found_as_rarely_as_it_should_be() -> None:
     most = 0.025 * trials + 3 * (0.025 * trials) ** 0.5
     assert above <= most
     assert 0 < below <= most
-
-
-@given(st.lists(st.integers(0, 9).map(float), min_size=1), st.integers(0, 9))
-def test_the_first_epoch_that_reaches_a_level(curve: list[float], level: int) -> None:
-    first = first_reaching(curve, level)
-    assert all(value < level for epoch, value in enumerate(curve, 1) if epoch < first)
-    assert math.isinf(first) == all(value < level for value in curve)
 
 
 def test_every_claim_is_decided_by_records_or_says_why_not() -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, mean, stdev
 from typing import Protocol
 
 from hullo.lab.analysis.inference import Comparison, Scores, compare
-from hullo.lab.analysis.power import MOST_SEEDS, POWER, seeds_needed
+from hullo.lab.analysis.power import seeds_needed
 from hullo.lab.analysis.statistics import ALPHA, Interval, p_value
 
 HOLDS, FAILS, OPEN = "holds", "does not hold", "undecided"
@@ -150,69 +149,6 @@ class Prediction:
         found = self.interval
         span = "" if found.half is None else f"one run: {found.low:+.2f} to {found.high:+.2f}"
         return [f"mean {found.mean:+.2f}", *filter(None, [span]), f"paper {self.published:+.2f}"]
-
-
-@dataclass(frozen=True)
-class Order:
-    """How often one of a pair of runs comes first: an exact sign test, in which never is later than any epoch.
-
-    Args:
-        question: what is compared.
-        times: of both, in each pair; infinite if never.
-        per_seed: the number of pairs that one more seed adds.
-    """
-
-    question: str
-    times: tuple[tuple[float, float], ...]
-    per_seed: int = 1
-    experiment: str = "all columns"
-
-    @property
-    def first(self) -> int:
-        return sum(one < other for one, other in self.times)
-
-    @property
-    def total(self) -> int:
-        """Return the number of pairs that are no ties."""
-        return sum(one != other for one, other in self.times)
-
-    @property
-    def p(self) -> tuple[float, float]:
-        """Return the p-value of coming first more often; the second is 1, as coming later is not tested."""
-        return min(1.0, 2 * _at_least(self.first, self.total, 0.5)), 1.0
-
-    @property
-    def by_means(self) -> bool:
-        return 2 * self.first > self.total
-
-    @property
-    def figures(self) -> list[str]:
-        never = sum(math.isinf(one) for one, _ in self.times)
-        return [f"earlier in {self.first} of {len(self.times)}", f"never in {never}"]
-
-    def seeds_needed(self, alpha: float = ALPHA) -> int | None:
-        if not self.by_means:
-            return None
-        share = self.first / self.total
-        for seeds in range(1, MOST_SEEDS // self.per_seed + 1):
-            pairs = seeds * self.per_seed
-            if _at_least(_fewest_firsts(pairs, alpha), pairs, share) >= POWER:
-                return seeds
-        return None
-
-
-def _fewest_firsts(pairs: int, alpha: float) -> int:
-    """Return how many firsts of so many pairs are significant; more than there are pairs if none is enough."""
-    firsts, tail = pairs + 1, math.comb(pairs, pairs)
-    while 2 * tail <= alpha * 2**pairs:
-        firsts -= 1
-        tail += math.comb(pairs, firsts - 1)
-    return firsts
-
-
-def _at_least(least: int, count: int, share: float) -> float:
-    """Return the probability that at least so many of `count` independent events happen."""
-    return math.fsum(math.comb(count, k) * share**k * (1 - share) ** (count - k) for k in range(least, count + 1))
 
 
 @dataclass(frozen=True)

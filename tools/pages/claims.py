@@ -12,7 +12,7 @@ from hullo.lab.analysis.statistics import pooled_deviation
 from hullo.lab.analysis.tables.markdown import escape, grid
 from hullo.lab.spec import paper
 from hullo.properties import is_monotone
-from pages.answers import AGREES, FAILS, HOLDS, OPEN, Answer, Count, Difference, Order, Prediction
+from pages.answers import AGREES, FAILS, HOLDS, OPEN, Answer, Count, Difference, Prediction
 from pages.verdicts import AFFINE, FIXED, HULLS, Claim, claims, known_layers
 
 
@@ -142,7 +142,7 @@ def _verdict(claim: Claim, i: int) -> str:
     text = f"**{verdict}**" if claim.certain[i] or verdict == AGREES else verdict
     if isinstance(answer, Count):
         return text
-    p = f", p = {min(answer.p):.2g}" if isinstance(answer, Difference | Order) and min(answer.p) < 1 else ""
+    p = f", p = {min(answer.p):.2g}" if isinstance(answer, Difference) and min(answer.p) < 1 else ""
     needed = "" if verdict != OPEN else _seeds(answer.seeds_needed(), [answer])
     return f"{text}{p}: {needed} seeds" if needed and needed != "unknown" else f"{text}{p}"
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from statistics import mean
 
-from hullo.lab.analysis.experiments import REFERENCE, Experiment
+from hullo.lab.analysis.experiments import Experiment
 from hullo.lab.analysis.inference import Scores, compare
 from hullo.lab.analysis.statistics import ALPHA, holm, partial_conjunction
 from hullo.lab.spec import paper
@@ -30,7 +30,6 @@ from pages.answers import (
     Answer,
     Count,
     Difference,
-    Order,
     Prediction,
     exceed_each,
 )
@@ -214,13 +213,6 @@ def _about_training(whole: Sequence[Experiment]) -> Iterator[Claim]:
         "would have to be run beside these",
     )
     yield Claim(
-        "Most hulls reach ReLU's best accuracy before ReLU does",
-        "not claimed by the paper. An exact sign test over pairs of a column and a seed; the level is ReLU's best "
-        "test accuracy of any epoch, and a hull that never reaches it is later than any",
-        tuple(_earlier(whole)),
-        of_most=True,
-    )
-    yield Claim(
         "Hulls train without a careful initialization",
         "claimed in the related work and the methods. Every run starts from a careful one, Glorot's or AlexNet's; to "
         "test it, initial weights of a quarter and of four times that size would have to be run, beside ReLU's",
@@ -342,32 +334,6 @@ def _gains(experiments: Sequence[Experiment]) -> tuple[Answer, ...]:
             if values:
                 found.append(Prediction(experiment.name, question, values, published))
     return tuple(found)
-
-
-def _earlier(experiments: Sequence[Experiment]) -> Iterator[Order]:
-    """Count, for each hull, the pairs of a column and a seed in which it reaches ReLU's best accuracy before ReLU."""
-    for row in HULLS:
-        epochs = []
-        for experiment in experiments:
-            curves = {(r.spec.activation, r.spec.seed): experiment.curve(r) for r in experiment.records}
-            for reference, own in (
-                (curves[REFERENCE, seed], curve)
-                for (name, seed), curve in curves.items()
-                if name == row and (REFERENCE, seed) in curves
-            ):
-                level = max(reference)
-                epochs.append((first_reaching(own, level), first_reaching(reference, level)))
-        if epochs:
-            yield Order(row, tuple(epochs), len(experiments))
-
-
-def first_reaching(curve: Sequence[float], level: float) -> float:
-    """Return the first epoch, counted from 1, with at least this accuracy; infinity if none has.
-
-    >>> first_reaching([70.0, 80.0, 79.0], 80.0), first_reaching([70.0], 80.0)
-    (2, inf)
-    """
-    return next((epoch for epoch, reached in enumerate(curve, 1) if reached >= level), math.inf)
 
 
 def _monotone(experiments: Sequence[Experiment], rows: Sequence[str]) -> Iterator[Count]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from hullo.lab.analysis.experiments import Experiment, experiments
-from hullo.lab.analysis.sources import longest_of_columns, read_records, too_few_seeds
+from hullo.lab.analysis.sources import longest_of_columns, read_records
 from hullo.lab.analysis.statistics import Interval
 from hullo.lab.analysis.tables.csv import csv_table
 from hullo.lab.analysis.tables.latex import latex_table
@@ -321,13 +321,11 @@ def test_the_longest_runs_with_enough_seeds_stand_for_a_column() -> None:
     new = [make_record(row, [80.0] * 3, seed=seed, val_size=500) for seed in range(3) for row in ("relu", "tanh")]
     other = [make_record("tanh", [60.0] * epochs, column="lenet5/cifar10") for epochs in (1, 2)]
     assert longest_of_columns([*old, *other, *new]) == [other[1], *new]
-    assert too_few_seeds([*old, *other, *new]) == []
     assert longest_of_columns([*old, *other, *new[:4]]) == [*old, other[1]]
-    assert too_few_seeds([*old, *other, *new[:4]]) == new[:4]
     assert longest_of_columns([*old, *new[:5]]) == old  # relu has three seeds, tanh has two
     assert longest_of_columns([*old, *new, make_record("elu", [80.0] * 3, val_size=500)])[:5] == new[:5]
     assert longest_of_columns(old[:2] + new[:4]) == new[:4]
-    assert longest_of_columns([]) == too_few_seeds([]) == []
+    assert longest_of_columns([]) == []
 
 
 RISING = [float(epoch) for epoch in range(1, 31)]

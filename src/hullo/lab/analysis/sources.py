@@ -84,13 +84,6 @@ def longest_of_columns(records: Iterable[Record]) -> list[Record]:
     return [record for record in runs if record.spec.epochs == standing[record.spec.column]]
 
 
-def too_few_seeds(records: Iterable[Record]) -> list[Record]:
-    """Return the records of runs that were trained longer than those that represent their column."""
-    runs = list(records)
-    standing = _standing(runs)
-    return [record for record in runs if record.spec.epochs > standing[record.spec.column]]
-
-
 def _standing(records: Iterable[Record]) -> dict[Column, int]:
     """Return the number of epochs of the runs that represent each column."""
     seeds: dict[Column, dict[int, dict[str, set[int]]]] = {}

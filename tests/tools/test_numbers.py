@@ -1,0 +1,149 @@
+"""Numbers in sentences are those of the records and rows that they come from."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from statistics import mean, median
+
+import pytest
+from pages import controls
+from pages.verdicts import FIXED, HULLS
+
+from hullo.lab.analysis.distance import best_of, measure_distance
+from hullo.lab.analysis.experiments import Experiment, experiments
+from hullo.lab.analysis.inference import compare
+from hullo.lab.analysis.power import detectable_difference
+from hullo.lab.analysis.readings import CHOSEN, LAST10, Reading
+from hullo.lab.analysis.sources import read_records
+from hullo.lab.spec import paper
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "benchmarks"))
+import peer_rows  # noqa: E402
+
+HULL = "affine(identity,relu,tanh)"
+CLAIMS, APPENDIX = "docs/results/claims.md", "docs/results/appendix.md"
+
+
+@cache
+def read(*folders: str) -> list[Experiment]:
+    return experiments(read_records(ROOT / "results" / folder for folder in folders))
+
+
+def control(reading: Reading = CHOSEN, **setting: object) -> tuple[Experiment, Experiment]:
+    """Return the runs of a control and those of the table, on the same seeds."""
+    (pair,) = (
+        pair
+        for pair in controls._pairs(read("controls", "table", "columns"))
+        if all(getattr(pair[0].setting, name) == value for name, value in setting.items())
+    )
+    one, other = controls._on_shared_seeds(*(replace(e, reading=reading) for e in pair))
+    return one, other
+
+
+def change(row: str, reading: Reading = CHOSEN, **setting: object) -> float:
+    """Return how much an activation gains in a control over the table."""
+    one, other = (e.accuracies[row] for e in control(reading, **setting))
+    return mean(one[seed] - other[seed] for seed in one)
+
+
+def relu() -> float:
+    return change("relu", optimizer="adam")
+
+
+def gain(**setting: object) -> float:
+    """Return what the hull gains over the best fixed activation in a control."""
+    reached = control(**setting)[0].accuracies
+    means = {row: mean(reached[row].values()) for row in [*FIXED, HULL] if row in reached}
+    return means.pop(HULL) - max(means.values())
+
+
+def table_gain() -> float:
+    experiment = read("table")[0]
+    assert str(experiment.setting.column) == "kerasnet/cifar10"
+    found = compare(experiment.accuracies, HULLS, FIXED)
+    return found.interval.mean
+
+
+def extremes(reading: Reading = CHOSEN, skip: tuple[str, ...] = (), **setting: object) -> tuple[float, float]:
+    """Return by how much activations of a control are below the table, at least and at most."""
+    rows = control(reading, **setting)[0].accuracies
+    below = [-change(row, reading, **setting) for row in rows if row not in skip]
+    return min(below), max(below)
+
+
+def published(column: str) -> float:
+    """Return the paper's gain of its best hull over its best fixed activation."""
+    figures = {row: value for row in paper.ROWS if (value := paper.accuracy(row, paper.parse_column(column)))}
+    hulls, fixed = ([value for row, value in figures.items() if row in rows] for rows in (HULLS, FIXED))
+    return max(hulls) - max(fixed)
+
+
+def times_as_fast(network: str) -> float:
+    rows = peer_rows.read_measured(ROOT / "benchmarks" / "results" / "population_peers.csv")
+    cell = [row for row in rows if row.network == network and (row.members == 60 or row.contender in peer_rows.SINGLE)]
+    (own,) = (row.ms for row in cell if row.contender == "hullo, graph")
+    return min(row.ms for row in cell if "hullo" not in row.contender) / own
+
+
+Values = Callable[[], tuple[float, ...]]
+SENTENCES: list[tuple[str, str, Values]] = [
+    ("README.md", r"\*\*\+(\S+) points\*\* of accuracy for KerasNet on CIFAR-10", lambda: (table_gain(),)),
+    ("README.md", r"\*\*\+(\S+)\*\* with Adam, where ReLU itself is (\S+)", lambda: (gain(optimizer="adam"), relu())),
+    ("README.md", r"\*\*(\S+) times\*\* as fast as the fastest other way", lambda: (times_as_fast("resnet20"),)),
+    ("README.md", r"the paper's gain of (\S+) points is excluded", lambda: (published("lenet5/fashion-mnist"),)),
+    (CLAIMS, r"three bases gains (\S+) points over", lambda: (table_gain(),)),
+    (
+        CLAIMS,
+        r"and (\S+) with Adam .*? itself is (\S+) points better, tanh (\S+) and the hull (\S+)\. ",
+        lambda: (gain(optimizer="adam"), relu(), change("tanh", optimizer="adam"), change(HULL, optimizer="adam")),
+    ),
+    (CLAIMS, r"the same hull is ahead by (\S+) points", lambda: (gain(schedule="inverse:3e-05"),)),
+    (
+        CLAIMS,
+        r"hulls are (\S+) to (\S+) points below the table",
+        lambda: extremes(skip=("relu",), schedule="inverse:3e-05"),
+    ),
+    (CLAIMS, r"is (\S+) to (\S+) points below the first 90 epochs", lambda: extremes(network="resnet56_he")),
+    (CLAIMS, r"chosen epoch, and (\S+) to (\S+) over the last ten", lambda: extremes(LAST10, network="resnet56_he")),
+    (CLAIMS, r"less than half of the (\S+) points that", lambda: (published("lenet5/fashion-mnist"),)),
+    (
+        CLAIMS,
+        r"show a difference of (\S+) times .*? eight seeds one of (\S+) times",
+        lambda: (detectable_difference(1.0, 20), detectable_difference(1.0, 8)),
+    ),
+    (APPENDIX, r"fixed activation by (\S+) points\. ", lambda: (published("alexnet/ilsvrc2012"),)),
+    (
+        APPENDIX,
+        r"median accuracy of these runs is (\S+) %",
+        lambda: (median(r.test_accuracy[9] for r in read("imagewoof")[0].records),),
+    ),
+    (APPENDIX, r"with (\S+) training and (\S+) validation images", lambda: tuple(read("imagewoof")[0].part)),
+    (
+        "benchmarks/README.md",
+        r"The GPT is (\S+) times as fast at K = 60, the MLP (\S+) times",
+        lambda: (times_as_fast("gpt"), times_as_fast("mlp")),
+    ),
+]
+
+
+@pytest.mark.parametrize(("page", "sentence", "values"), SENTENCES, ids=[text for _, text, _ in SENTENCES])
+def test_a_sentence_states_what_was_measured(page: str, sentence: str, values: Values) -> None:
+    text = " ".join((ROOT / page).read_text().split())
+    found = re.search(sentence, text)
+    assert found, f"{page} has no such sentence any more; change it here, too, or remove it"
+    said = [number.replace(",", "").rstrip(".") for number in found.groups()]
+    assert said == [f"{value:.{len(n.partition('.')[2])}f}" for n, value in zip(said, values(), strict=True)]
+
+
+def test_in_all_columns_but_one_the_distance_from_the_paper_still_falls_at_the_end() -> None:
+    falling = []
+    for experiment in read("table"):
+        before, after = (measure_distance(e).root_mean_square for e in best_of(experiment, (150, 200)).values())
+        falling.append(after < before)
+    assert falling.count(False) == 1
