@@ -267,9 +267,9 @@ class TestFormsOfABuiltIn:
         assert name in arithmetic.COEFFICIENTS, "write it in hullo/keras/arithmetic.py"
 
     def test_populations_support_it(self, name: str) -> None:
-        from hullo.population.parametrizations import CODES
+        from hullo.population.activations import CODES
 
-        assert name in CODES, "write it in hullo/population/parametrizations.py"
+        assert name in CODES, "write it in hullo/population/activations.py"
         pytest.importorskip("triton")
         from hullo.population.kernels import parametrize
 

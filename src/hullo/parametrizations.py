@@ -5,7 +5,7 @@ An optimizer updates *raw* parameters without constraints; a :class:`Parametriza
 parametrization divides by something that can reach zero.
 
 A built-in parametrization also has a form in each of the fused backends: :mod:`hullo.kernels.parametrization_code`,
-:mod:`hullo.keras.arithmetic`, :mod:`hullo.population.parametrizations` and :mod:`hullo.population.kernels.parametrize`.
+:mod:`hullo.keras.arithmetic` and :mod:`hullo.population.kernels.parametrize`.
 A user's parametrization runs as PyTorch code before the kernels.
 """
 

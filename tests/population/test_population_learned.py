@@ -78,7 +78,7 @@ def convex(**options: Any) -> Callable[[], nn.Module]:
         ([nn.PReLU, convex(), nn.ReLU], "[0, 1]"),
         ([convex(), nn.PReLU, nn.LeakyReLU], "[2]"),
         ([convex(), nn.PReLU, lambda: nn.LeakyReLU(0.3)], "[2]"),
-        ([convex(inner_scale="base"), nn.PReLU, lambda: nn.Softmax(-1)], "[0, 2]"),
+        ([lambda: convex()().requires_grad_(False), nn.PReLU, nn.ReLU], "[0]"),
     ],
 )
 def test_state_of_other_activations_is_refused(others: Sequence[Callable[[], nn.Module]], members: str) -> None:
@@ -95,10 +95,10 @@ def test_state_of_other_activations_is_refused(others: Sequence[Callable[[], nn.
     for _ in range(3):
         averaged.update_parameters(same)
     same.load_state_dict(averaged.module.state_dict())
-    same.load_state_dict({name: tensor for name, tensor in state.items() if "fingerprints" not in name})  # older
     with pytest.raises(RuntimeError, match=rf"other activations in members {members}".replace("[", r"\[")):
         population.load_state_dict(state)
-    assert population.activations.raw.equal(before["activations.raw"])
+    own = {name: tensor for name, tensor in population.state_dict().items() if name.startswith("activations.")}
+    assert all(tensor.equal(before[name]) for name, tensor in own.items())
 
 
 def test_optimizers_of_pytorch_move_hulls_as_they_do_alone() -> None:
@@ -129,34 +129,3 @@ def test_members_with_prelu_run_in_the_precision_of_the_networks(dtype: torch.dt
     assert Population([nn.Sequential(nn.Linear(6, 6), nn.PReLU())]).to(dtype)[0](x).dtype == dtype
     mixed = Population([nn.Sequential(nn.Linear(6, 6).to(dtype), nn.Identity(), nn.PReLU())])
     assert mixed[0][2].weight.dtype == torch.float32  # type: ignore[index]
-
-
-@pytest.mark.parametrize(
-    ("saved", "given"),
-    [
-        ({"inner_scale": "hull"}, {"inner_scale": "base"}),
-        ({"groups": 6, "channel_dim": 1}, {"groups": 6, "channel_dim": -1}),
-        ({"shared_hulls": ["1"]}, {}),
-    ],
-)
-def test_state_of_hulls_with_other_settings_is_refused(saved: dict[str, Any], given: dict[str, Any]) -> None:
-    def make(shared_hulls: Sequence[str] = (), **settings: Any) -> Population:
-        hulls = [hullo.LinearHull("relu", "tanh", **settings) for _ in range(2)]
-        return Population([nn.Sequential(nn.Linear(6, 6), hull) for hull in hulls], shared_hulls=shared_hulls)
-
-    state = make(**saved).state_dict()
-    make(**saved).load_state_dict(state)
-    with pytest.raises(RuntimeError, match=r"other activations in members \[0, 1\]"):
-        make(**given).load_state_dict(state)
-
-
-def test_state_of_hulls_with_other_frozen_scales_is_refused() -> None:
-    def make(scale: float) -> Population:
-        hull = hullo.LinearHull("relu", "tanh", inner_scale="hull")
-        nn.init.constant_(hull.inner_scale, scale)
-        hull.inner_scale.requires_grad_(False)
-        return Population([nn.Sequential(nn.Linear(6, 6), hull)])
-
-    make(2.0).load_state_dict(make(2.0).state_dict())
-    with pytest.raises(RuntimeError, match=r"other activations in members \[0\]"):
-        make(2.0).load_state_dict(make(3.0).state_dict())

@@ -1,32 +1,39 @@
-"""The activations of a population: the coefficients of all members and sites in one table.
+"""The activations of a population: the numbers of all members and sites in one table.
 
-Every activation is a row of coefficients over base functions, or one row per group of channels. Members with different
-activations are one call of the combining kernel, over all bases that any of them uses: a fixed activation is a row that
-is never updated. The raw parameters of all rows are one parameter: the optimizer and the parametrization take one pass,
-however deep the networks are.
+Every activation is a row of numbers over base functions, or one row per group of channels; a parametrization makes
+coefficients of them. Members with different activations are one call of the combining kernel, over all bases that any
+of them uses. Numbers that are learned are one parameter: the optimizer and the parametrization take one pass, however
+deep the networks are. Numbers that are not, of fixed activations and frozen hulls, are a buffer of the same shape.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hullo.bases import Base, in_order
+from hullo.bases import Base
 from hullo.functional import apply
 from hullo.kernels import CombineSpec
 from hullo.modules import keep_float32
 from hullo.optimizer_hook import watch
-from hullo.parametrizations import get_parametrization
+from hullo.parametrizations import BuiltInParametrization, evaluate, get_parametrization
 from hullo.population import kernels
-from hullo.population.parametrizations import CODES, REST, UNUSED, USED, Parametrize
 from hullo.population.regroup import join_members, split_members
-from hullo.population.sites import Activation, Call, Site, fingerprint
+from hullo.population.sites import Activation, Call, Site
 from hullo.population.values import Value
+
+NAMES = ("unused", "fixed", "projection", "softmax", "recentred", "free", "rest", "given", "clamped", "softplus")
+CODES = {name: code for code, name in enumerate(NAMES)}
+"""How the coefficient of a base in a row is computed; "rest" is the last one of a "free" row, one minus the others.
+
+The code of a number that is not learned is negative.
+"""
 
 
 class InnerScales(nn.Module):
@@ -43,172 +50,140 @@ class InnerScales(nn.Module):
     def __init__(self, shape: Sequence[int]) -> None:
         super().__init__()
         self.raw = nn.Parameter(torch.ones(*shape, dtype=torch.float64))
-        self.register_buffer("fixed", torch.ones(*shape, dtype=torch.float64), persistent=False)
+        self.register_buffer("fixed", torch.ones(*shape, dtype=torch.float64))
         self.register_buffer("sources", torch.full(tuple(shape), -1), persistent=False)
 
     @torch.no_grad()
     def add(self, k: int, rows: slice, columns: list[int], given: Tensor) -> None:
         """Set the scales of member k at given rows and columns: one number per row, or one for each column."""
-        sources = columns if given.shape[1] > 1 else columns[:1] * len(columns)
-        for column, source, scale in zip(columns, sources, given.expand(-1, len(columns)).unbind(1), strict=True):
-            if given.requires_grad:
-                self.raw[k, rows, source] = scale.to(self.raw)
-                self.sources[k, rows, column] = source
-            else:
-                self.fixed[k, rows, column] = scale.to(self.fixed)
+        target = self.raw if given.requires_grad else self.fixed
+        target[k, rows, columns] = given.to(target)
+        if given.requires_grad:
+            self.sources[k, rows, columns] = torch.tensor(columns if given.shape[1] > 1 else columns[:1])
 
     def forward(self) -> Tensor:
         """Return the scale of every row and base."""
         return torch.where(self.sources < 0, self.fixed, self.raw.gather(-1, self.sources.clamp_min(0)))
 
 
+@dataclass
+class _Plan:
+    """Hold the calls of each site, and the indices that they need, on one device.
+
+    Args:
+        calls: the calls of each site.
+        groups: parametrizations, with the entries of the table that each makes coefficients of, (rows, bases).
+        order: for each row of all calls, its row of the table.
+        uses: for each row of the table, the rows of calls that use it, padded with -1.
+        places: for each entry of the table, that of its coefficient among those of all groups; 0 for none.
+        is_slope: for each row of the table, whether it is that of an `nn.PReLU` that is learned, (K, R, 1).
+        rows: the coefficients of the calls, if none is learned.
+    """
+
+    calls: list[list[Call]]
+    groups: list[tuple[BuiltInParametrization, Tensor]]
+    order: Tensor
+    uses: Tensor
+    places: Tensor
+    is_slope: Tensor
+    rows: list[list[Tensor]] = field(default_factory=list)
+
+
 class Activations(nn.Module):
-    """Hold the raw parameters of all members and sites, (K, R, N), and compute the members' activations.
+    """Hold the numbers of all members and sites, (K, R, N), and compute the members' activations.
 
     R is the largest number of rows that a member has at all sites; N is the number of bases of all sites. An activation
     that a member uses at several sites has rows only at the first. `bases` are in the order in which hulls name
-    them, then other activations; the tables have them in the order of the catalogue, in which kernels add them up.
+    them, then other activations.
     """
 
     raw: Tensor
-    slopes: nn.Parameter | None  # of nn.PReLU, (K, slopes per member): not coefficients, for an optimizer
-    sources: Tensor  # the slope of each entry of the table; -1 for none
-    fixed: Tensor
-    roles: Tensor
-    codes: Tensor
-    owners: Tensor  # for each row of the table, the row with its numbers: itself, unless members share a hull
-    order: Tensor  # for each row of all calls, its row of the table
-    uses: Tensor  # for each row of the table, the rows of calls that use it
-    fingerprints: Tensor  # of each member's activations
+    slopes: nn.Parameter | None  # of nn.PReLU, (K, R): not coefficients, for an optimizer
+    fixed: Tensor  # numbers that are not learned; always float64, so that no conversion rounds them
+    codes: Tensor  # as in `CODES`
+    owners: Tensor  # for each row, the row with its numbers: itself, unless members share a hull
     scales: InnerScales | None
 
     def __init__(self, sites: Sequence[Site], members: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.sites = list(sites)
         used = [item for site in self.sites for item in site.activations]
-        hulls_first = sorted(used, key=lambda item: not item.is_learned_hull)
+        hulls_first = sorted(used, key=lambda item: not item.is_learned or item.is_prelu)
         self.bases = tuple(dict.fromkeys(base for item in hulls_first for base in item.bases))
-        self._table_bases = _bases_of(used)
         self._starts, rows = _allocate(self.sites, members)
-        raw = torch.zeros(members, rows, len(self.bases), dtype=torch.float64)
-        roles, codes = torch.zeros(raw.shape, dtype=torch.int8), torch.zeros(*raw.shape[:2], 1, dtype=torch.int8)
-        for site, starts in zip(self.sites, self._starts, strict=True):
-            for k, activation in enumerate(site.activations):
-                span, columns = slice(starts[k], starts[k] + activation.groups), self._columns(activation)
-                raw[k, span, columns[: activation.raw.shape[1]]] = activation.raw.double().cpu()
-                roles[k, span, columns] = REST
-                roles[k, span, columns[: activation.raw.shape[1]]] = USED
-                codes[k, span] = CODES[activation.parametrization]
-        self.parametrizations = tuple(
-            sorted({item.parametrization for site in self.sites for item in site.activations})
-        )
-        learns = codes != CODES["fixed"]
-        sources = self._find_slopes(raw.shape)
-        self._exact = torch.where(learns, 0.0, raw)  # `fixed` in float64
-        self.register_buffer("fixed", self._exact.to(dtype), persistent=False)
-        self._register_frozen()
-        self.register_buffer("roles", roles, persistent=False)
-        self.register_buffer("codes", codes, persistent=False)
-        self.slopes = None
-        if (sources >= 0).any():
-            self.register_buffer("sources", sources, persistent=False)
-            slopes = raw.new_zeros(members, int(sources.max()) + 1)
-            owner, row, column = (sources >= 0).nonzero(as_tuple=True)
-            slopes[owner, sources[owner, row, column]] = raw[owner, row, column]
-            self.slopes = nn.Parameter(slopes.to(dtype))
-        start = torch.where(learns & (sources < 0), raw, 0.0).to(dtype)
-        if any(item.is_learned_hull for item in used):
-            self.raw = nn.Parameter(start)
+        shape = (members, rows, len(self.bases))
+        numbers, codes = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.int8)
+        owners, scales = torch.arange(members * rows).view(shape[:2]), InnerScales(shape)
+        for i, k, span, columns, activation in self._spans():
+            own, sign = columns[: activation.raw.shape[1]], 1 if activation.is_learned else -1
+            numbers[k, span, own] = activation.raw.double().cpu()
+            codes[k, span, columns] = sign * CODES["rest"]
+            codes[k, span, own] = sign * CODES[activation.parametrization]
+            if self.sites[i].is_shared:
+                owners[k, span] = owners[0, self._starts[i][0] : self._starts[i][0] + activation.groups]
+            if activation.scales is not None:
+                scales.add(k, span, columns, activation.scales)
+        self.register_buffer("codes", codes)
+        self.register_buffer("fixed", torch.where(codes < 0, numbers, 0.0))
+        self.register_buffer("owners", owners.flatten(), persistent=False)
+        is_slope = self._find_slopes()
+        learned = torch.where((codes > 0) & ~is_slope, numbers, 0.0).to(dtype)
+        self._learns_coefficients = any(item.is_learned and not item.is_prelu for item in used)
+        if self._learns_coefficients:
+            self.raw = nn.Parameter(learned)
         else:
-            self.register_buffer("raw", start, persistent=False)
-        self.scales = self._read_scales(dtype)
-        self._fixed_rows: list[list[Tensor]] | None = None
-        self.calls = [self._plan_calls(i) for i in range(len(self.sites))]
-        owners = self._find_owners()
-        self.register_buffer("owners", torch.tensor(owners, dtype=torch.int64), persistent=False)
-        order = [owners[row] for calls in self.calls for call in calls for row in call.rows.tolist()]
-        self.register_buffer("order", torch.tensor(order, dtype=torch.int32), persistent=False)
-        self.register_buffer("uses", _uses(order, members * rows), persistent=False)
-        self.register_buffer("fingerprints", torch.tensor([fingerprint(self.sites, k) for k in range(members)]))
+            self.register_buffer("raw", learned, persistent=False)
+        self.slopes = None
+        if is_slope.any():
+            self.slopes = nn.Parameter(torch.where(is_slope, numbers, 0.0).sum(-1).to(dtype))
+        self.scales = scales.to(dtype) if any(site.is_scaled for site in self.sites) else None
+        self._plans: dict[bool, _Plan] = {}
         watch(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_plans": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         watch(self)  # copies and unpickled populations
 
-    def _register_frozen(self) -> None:
-        """Register the numbers of hulls and PReLUs that are not learned: they are part of a state all the same."""
-        for i, site in enumerate(self.sites):
-            for k, activation in enumerate(site.activations):
-                if activation.frozen is not None:
-                    self.register_buffer(f"frozen_{i}_{k}", activation.frozen.detach().clone())
-                    self.register_buffer(f"frozen_{i}_{k}_coefficients", activation.raw.detach().clone())
-
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        own = self.fingerprints
-        saved = state_dict.setdefault(f"{prefix}fingerprints", own)  # older states have none
-        if saved.shape == own.shape and not (saved.is_meta or own.is_meta):
-            apart = (saved.double().cpu() - own.double().cpu()).abs() > 2  # averages round
-            if apart.any():
-                rest[4].append(
-                    f"the state was saved with other activations in members {apart.nonzero().flatten().tolist()}; make "
-                    "the population of the same networks, in the same order"
-                )
-                return
-            state_dict[f"{prefix}fingerprints"] = own
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-        self._read_frozen()
-
-    @torch.no_grad()
-    def _read_frozen(self) -> None:
-        """Read the coefficients of hulls that are not learned from their buffers, after a state was loaded.
-
-        Tensors are written in place: a captured step goes on to read them.
-        """
-        if not any(activation.frozen is not None for site in self.sites for activation in site.activations):
+        if apart := self._find_other_activations(*(state_dict.get(f"{prefix}{name}") for name in ("codes", "fixed"))):
+            rest[4].append(
+                f"the state was saved with other activations in members {apart}; make the population of the same "
+                "networks, in the same order"
+            )
             return
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        with torch.no_grad():
+            for plan in self._plans.values():
+                for kept, new in zip(plan.rows, self._make_rows(plan) if plan.rows else (), strict=True):
+                    for old_rows, new_rows in zip(kept, new, strict=True):
+                        old_rows.copy_(new_rows)  # in place, since a captured step reads them
+
+    def _find_other_activations(self, codes: Tensor | None, fixed: Tensor | None) -> list[int]:
+        """Return the members that have other parametrizations, bases or fixed activations in a state."""
+        if codes is None or fixed is None or not codes.shape == fixed.shape == self.codes.shape or codes.is_meta:
+            return []  # other errors say so
+        own, is_fixed = self.fixed.to(fixed), (self.codes == -CODES["fixed"]).to(fixed.device)
+        apart = (codes != self.codes.to(codes.device)) | (is_fixed & (fixed != own))
+        members: list[int] = apart.flatten(1).any(1).nonzero().flatten().tolist()
+        return members
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Activations:
+        exact = self.fixed
+        super()._apply(keep_float32(fn), recurse)  # type: ignore[no-untyped-call]
+        if self.fixed.dtype != exact.dtype:
+            self.fixed = exact.to(self.fixed.device)
+        self._plans = {}
+        return self
+
+    def _spans(self) -> Iterator[tuple[int, int, slice, list[int], Activation]]:
+        """Yield the number of each site and member, and its rows, columns and activation there."""
         for i, (site, starts) in enumerate(zip(self.sites, self._starts, strict=True)):
-            for k, activation in enumerate(site.activations):
-                if activation.frozen is not None:
-                    span, given = slice(starts[k], starts[k] + activation.groups), f"frozen_{i}_{k}_coefficients"
-                    self._exact[k, span, self._columns(activation)] = self.get_buffer(given).double().cpu()
-        self.fixed.copy_(self._exact)
-        if self._fixed_rows is not None:
-            for kept, new in zip(self._fixed_rows, self._make_rows(), strict=True):
-                for old_rows, new_rows in zip(kept, new, strict=True):
-                    old_rows.copy_(new_rows)
-
-    def _read_scales(self, dtype: torch.dtype) -> InnerScales | None:
-        """Return the inner scales of the hulls that have any."""
-        if not any(activation.scales is not None for site in self.sites for activation in site.activations):
-            return None
-        scales = InnerScales(self.raw.shape)
-        for site, starts in zip(self.sites, self._starts, strict=True):
-            for k, activation in enumerate(site.activations):
-                if activation.scales is not None:
-                    span = slice(starts[k], starts[k] + activation.groups)
-                    scales.add(k, span, self._columns(activation), activation.scales)
-        return scales.to(dtype)
-
-    def _find_slopes(self, shape: Sequence[int]) -> Tensor:
-        """Return the number of the slope at each entry of a table; -1 where a row is not that of an `nn.PReLU`."""
-        sources, used = torch.full(tuple(shape), -1), [0] * shape[0]
-        for site, starts in zip(self.sites, self._starts, strict=True):
-            for k, activation in enumerate(site.activations):
-                column = self._columns(activation)[0]
-                if activation.is_prelu and sources[k, starts[k], column] < 0:
-                    numbers = torch.arange(used[k], used[k] + activation.groups)
-                    sources[k, starts[k] : starts[k] + activation.groups, column] = numbers
-                    used[k] += activation.groups
-        return sources
-
-    @property
-    def table(self) -> Tensor:
-        """Return the raw parameters of every row, with the slopes of `nn.PReLU`."""
-        if self.slopes is None:
-            return self.raw
-        slopes = self.slopes.gather(1, self.sources.flatten(1).clamp_min(0)).view_as(self.raw)
-        return torch.where(self.sources < 0, self.raw, slopes)
+            for k, (activation, start) in enumerate(zip(site.activations, starts, strict=True)):
+                columns = [self.bases.index(item) for item in activation.bases]
+                yield i, k, slice(start, start + activation.groups), columns, activation
 
     def coefficient_parameters(self) -> list[nn.Parameter]:
         """Return the parameters of coefficients and inner scales; none where no member learns any."""
@@ -218,222 +193,214 @@ class Activations(nn.Module):
     def keep(self, members: Sequence[int]) -> Activations:
         """Return the activations of some members."""
         kept = Activations([site.keep(members) for site in self.sites], len(members), self.raw.dtype)
-        kept = kept.to(self.raw.device)
-        with torch.no_grad():
-            for name, buffer in kept.named_buffers():
-                if name.startswith("frozen_"):
-                    _, site, k, *suffix = name.split("_")
-                    buffer.copy_(self.get_buffer("_".join(["frozen", site, str(members[int(k)]), *suffix])))
-            for name, parameter in kept.named_parameters():
-                parameter.copy_(self.select(name, self.get_parameter(name), members, kept))
-                parameter.requires_grad_(self.get_parameter(name).requires_grad)
-            kept._read_frozen()
+        kept, own = kept.to(self.raw.device), self.state_dict()
+        for name, tensor in kept.state_dict().items():
+            tensor.copy_(self.select(own[name], members, kept))
+        for name, parameter in kept.named_parameters():
+            parameter.requires_grad_(self.get_parameter(name).requires_grad)
         return kept
 
-    def select(self, name: str, values: Tensor, members: Sequence[int], kept: Activations) -> Tensor:
-        """Return the part for some members, `kept`, of a tensor like the parameter of a name."""
-        if name == "slopes":
-            assert kept.slopes is not None  # noqa: S101
-            return values[members, : kept.slopes.shape[1]]
-        owned = values.flatten(0, 1)[self.owners].view(values.shape)[members]
-        columns = [self._table_bases.index(item) for item in kept._table_bases]
-        return owned[:, : kept.raw.shape[1], columns]
+    def select(self, values: Tensor, members: Sequence[int], kept: Activations) -> Tensor:
+        """Return the part for some members, `kept`, of a tensor with values of each row."""
+        owned = values.flatten(0, 1)[self.owners].view(values.shape)[members][:, : kept.raw.shape[1]]
+        return owned if values.dim() == 2 else owned[..., [self.bases.index(item) for item in kept.bases]]
 
-    def _find_owners(self) -> list[int]:
-        """Return, for each row, the row with its numbers: the first member's, where all members share a hull."""
-        members, rows = self.raw.shape[:2]
-        owners = list(range(members * rows))
-        for site, starts in zip(self.sites, self._starts, strict=True):
-            for k, activation in enumerate(site.activations):
-                if site.is_shared:
-                    owners[k * rows + starts[k] : k * rows + starts[k] + activation.groups] = range(
-                        starts[0], starts[0] + activation.groups
-                    )
-        return owners
+    @property
+    def _plan(self) -> _Plan:
+        """Return the plan for this device, which kernels compute in fewer calls."""
+        fused = kernels.support(self.raw)
+        if fused not in self._plans:
+            with torch.inference_mode(False):  # it is used in training, too
+                self._plans[fused] = self._make_plan(fused)
+        return self._plans[fused]
 
-    def _columns(self, activation: Activation) -> list[int]:
-        return [self._table_bases.index(item) for item in activation.bases]
+    def _make_plan(self, fused: bool) -> _Plan:
+        members, rows, bases = self.raw.shape
+        calls = [
+            [self._make_call(i, indices, fused) for indices in _partition(site, fused)]
+            for i, site in enumerate(self.sites)
+        ]
+        taken = [row for site in calls for call in site for row in call.rows.tolist()]
+        entries: dict[tuple[str, int], dict[tuple[int, int], Tensor]] = {}
+        for _, k, span, columns, activation in self._spans():
+            name = "given" if activation.parametrization == "fixed" else activation.parametrization
+            first = (k * rows + torch.arange(span.start, span.stop)) * bases
+            entries.setdefault((name, len(columns)), {})[k, span.start] = first[:, None] + torch.tensor(columns)
+        places, groups, count = torch.zeros(members * rows * bases, dtype=torch.int64), [], 1
+        for (name, width), found in entries.items():
+            at, parametrization = torch.cat(list(found.values())), get_parametrization(name)
+            places[at] = torch.arange(count, count + at.numel()).view(at.shape)
+            count += at.numel()
+            groups.append((parametrization, at[:, : width - parametrization.fewer].to(self.raw.device)))
+        order, uses = torch.tensor(taken, dtype=torch.int32), _uses(taken, members * rows)
+        tensors = (order, uses, places.view(members * rows, bases), self._find_slopes())
+        order, uses, places, is_slope = (item.to(self.raw.device) for item in tensors)
+        return _Plan(calls, groups, order, uses, places, is_slope)
 
-    def _plan_calls(self, index: int) -> list[Call]:
-        """Return the calls of a site."""
-        site, starts = self.sites[index], self._starts[index]
-        total, calls = self.raw.shape[1], []
-        for indices in _partition(site):
-            used = [site.activations[k] for k in indices]
-            bases, groups = _bases_of(used), math.lcm(*(item.groups for item in used))
-            channel_dim = next((item.channel_dim for item in used if item.groups > 1), 1)
-            rows = [
-                k * total + starts[k] + group * site.activations[k].groups // groups
-                for k in indices
-                for group in range(groups)
-            ]
-            members = None if len(indices) == len(site.activations) else torch.tensor(indices)
-            places = [self._table_bases.index(item) for item in bases]
-            columns = None if bases == self._table_bases else torch.tensor(places)
-            call = Call(bases, groups, index, channel_dim, members, columns, torch.tensor(rows))
-            calls.append(replace(call, own=_split_by_bases(site, indices, call)))
-        return calls
+    def _find_slopes(self) -> Tensor:
+        """Return whether each row is that of an `nn.PReLU` that is learned, (K, R, 1)."""
+        found = torch.zeros(*self.codes.shape[:2], 1, dtype=torch.bool)
+        for _, k, span, _, activation in self._spans():
+            found[k, span] = activation.is_prelu
+        return found
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Activations:
-        super()._apply(keep_float32(fn), recurse)  # type: ignore[no-untyped-call]
-        if not self.fixed.is_meta:
-            self.fixed.copy_(self._exact)
-        self._fixed_rows = None
-        self.calls = [[call.to(self.raw.device) for call in calls] for calls in self.calls]
-        return self
+    def _make_call(self, index: int, indices: list[int], fused: bool) -> Call:
+        """Return the call of some members of a site."""
+        site, starts, total = self.sites[index], self._starts[index], self.raw.shape[1]
+        used = [site.activations[k] for k in indices]
+        bases = tuple(item for item in self.bases if any(item in activation.bases for activation in used))
+        groups = math.lcm(*(item.groups for item in used))
+        rows = [
+            k * total + starts[k] + group * item.groups // groups
+            for k, item in zip(indices, used, strict=True)
+            for group in range(groups)
+        ]
+        columns = [self.bases.index(item) for item in bases]
+        members, at, rows_at = (torch.tensor(item, device=self.raw.device) for item in (indices, columns, rows))
+        function: Callable[[Value], Value] | None = None
+        if used[0].function is not None:
+            function = functools.partial(site.call, indices[0])
+        elif not fused and len(bases) == 1 and all(item.is_base for item in used):
+            function = functools.partial(_call_base, bases[0])  # derivatives of PyTorch's own take fewer passes
+        return Call(
+            bases,
+            groups,
+            index,
+            next((item.channel_dim for item in used if item.groups > 1), 1),
+            members,
+            None if bases == self.bases else at,
+            self.owners[rows_at],
+            function=function,
+            is_scaled=any(item.scales is not None for item in used),
+        )
+
+    @property
+    def table(self) -> Tensor:
+        """Return the numbers of every row that are learned."""
+        return (
+            self.raw if self.slopes is None else torch.where(self._plan.is_slope, self.slopes.unsqueeze(-1), self.raw)
+        )
+
+    @property
+    def numbers(self) -> Tensor:
+        """Return the numbers of every row."""
+        return torch.where(self.codes > 0, self.table, self.fixed.to(self.raw.dtype))
+
+    def _transform(self, plan: _Plan, rows: Tensor) -> Tensor:
+        """Return the coefficients of some rows, (rows, N), by plain operations."""
+        numbers = self.numbers.flatten()
+        made = [evaluate(parametrization, numbers[entries]).flatten() for parametrization, entries in plan.groups]
+        return torch.cat([numbers.new_zeros(1), *made])[plan.places[rows]]
 
     @property
     def coefficients(self) -> Tensor:
         """Return the coefficients of every row, (K, R, N), over `bases`."""
-        table = self._table_coefficients()
-        if self.bases == self._table_bases:
-            return table
-        return table[..., [self._table_bases.index(item) for item in self.bases]]
-
-    def _table_coefficients(self) -> Tensor:
-        """Return the coefficients of every row, with columns in the order of the tables."""
-        learned: Tensor = Parametrize.apply(self.table, self.roles, self.codes, self.parametrizations)  # type: ignore[no-untyped-call]
-        table = torch.where(self.codes == CODES["fixed"], self.fixed, learned)
-        return table.flatten(0, 1)[self.owners].view(table.shape)
+        return self._transform(self._plan, self.owners).view(self.raw.shape)
 
     def rows(self) -> list[list[Tensor]]:
         """Return the coefficients of the calls of each site, computed in one pass; cached if none is learned."""
-        if isinstance(self.raw, nn.Parameter) or self.slopes is not None:
-            return self._make_rows()
-        if self._fixed_rows is None:
-            with torch.inference_mode(False):  # they are used in training, too
-                self._fixed_rows = self._make_rows()
-        return self._fixed_rows
+        plan = self._plan
+        if self._learns_coefficients or self.slopes is not None:
+            return self._make_rows(plan)
+        if not plan.rows:
+            with torch.inference_mode(False):
+                plan.rows = self._make_rows(plan)
+        return plan.rows
 
-    def _make_rows(self) -> list[list[Tensor]]:
+    def _make_rows(self, plan: _Plan) -> list[list[Tensor]]:
         if not self.sites:
             return []
-        heights = [len(call.rows) for calls in self.calls for call in calls]
+        heights = [len(call.rows) for calls in plan.calls for call in calls]
         if kernels.support(self.raw):
             from hullo.population.kernels.parametrize import parametrize
 
-            computed = parametrize(self.table, self.fixed, self.roles, self.codes, self.order, self.uses, heights)
+            computed = parametrize(self.table, self.fixed, self.codes, plan.order, plan.uses, heights)
         else:
-            computed = torch.split(self._table_coefficients().flatten(0, 1)[self.order], heights)
+            computed = torch.split(self._transform(plan, plan.order), heights)
         tables = iter(computed)
-        return [[call.select(next(tables)) for call in calls] for calls in self.calls]
+        return [[call.select(next(tables)) for call in calls] for calls in plan.calls]
 
     @property
     def fusable_calls(self) -> dict[int, Call]:
         """Return the calls of sites that take one call, without inner scales, by the number of the site."""
         return {
             i: calls[0]
-            for i, (site, calls) in enumerate(zip(self.sites, self.calls, strict=True))
+            for i, (site, calls) in enumerate(zip(self.sites, self._plan.calls, strict=True))
             if not (calls[1:] or site.is_scaled or site.functions) and 1 in (calls[0].groups, calls[0].channel_dim)
         }
 
     def compute(self, index: int, rows: Sequence[Sequence[Tensor]], x: Value) -> Value:
         """Return the activations of a site at x, with the coefficients that `rows` returned."""
-        calls, site = self.calls[index], self.sites[index]
-        if site.functions and None not in site.functions:
-            return Value(torch.stack([site.call(k, x.select(k)) for k in range(len(self.codes))]), 0)
-        outputs = [
-            self._combine(call, coefficients, x, site.is_scaled)
-            for call, coefficients in zip(calls, rows[index], strict=True)
+        calls = self._plan.calls[index]
+        if len(calls) == 1:
+            return self._call(calls[0], rows[index][0], x)
+        dim, members = 0 if x.dim is None else x.dim, [call.members for call in calls]
+        parts = split_members(x.at(dim, len(self.codes)), dim, members)
+        made = [
+            self._call(call, coefficients, Value(part, dim)).at(dim, len(call.members))
+            for call, coefficients, part in zip(calls, rows[index], parts, strict=True)
         ]
-        result = outputs[0]
-        if len(calls) > 1:
-            dim = 0 if result.dim is None else result.dim
-            order = torch.cat([call.members for call in calls if call.members is not None]).argsort()
-            result = Value(torch.cat([y.at(dim, 1) for y in outputs], dim).index_select(dim, order), dim)
-        if not site.functions:
-            return result
-        own = [
-            result.select(k) if function is None else site.call(k, x.select(k))
-            for k, function in enumerate(site.functions)
-        ]
-        return Value(torch.stack(own), 0)
+        return Value(join_members(made, dim, members), dim)
 
-    def _combine(self, call: Call, coefficients: Tensor, x: Value, is_scaled: bool) -> Value:
-        """Return the activations of the members of one call.
-
-        Without kernels, which compute all bases of a call while they wait for memory, a member pays for its own bases.
-        """
+    def _call(self, call: Call, coefficients: Tensor, x: Value) -> Value:
+        """Return the activations of the members of one call, at their values."""
+        if call.function is not None:
+            return call.function(x)
         dim = 0 if x.dim is None else x.dim
         if call.groups > 1:  # members beside the channels: each member's channels are contiguous
             dim = call.channel_dim % len(x.shape)
-        y = x.at(dim, len(self.codes))
-        selected = y if call.members is None else y.index_select(dim, call.members)
-        flat = selected.flatten(dim, dim + 1) if call.groups > 1 else selected
+        y = x.at(dim, len(call.members))
+        flat = y.flatten(dim, dim + 1) if call.groups > 1 else y
         spec = CombineSpec(call.bases, get_parametrization("given"), channel_dim=dim)
-        if call.own and not is_scaled and not kernels.support(x.tensor):
-            return Value(_combine_own(selected, coefficients, call, dim), dim)
-        if is_scaled:
-            combined = apply(flat, coefficients, spec, self._scale_rows(call))
-        else:
-            combined = apply(flat, coefficients, spec)
-        return Value(combined.view(selected.shape), dim)
-
-    def _scale_rows(self, call: Call) -> Tensor:
-        """Return the inner scales of a call."""
-        assert self.scales is not None  # noqa: S101
-        rows: Tensor = self.scales().flatten(0, 1)[self.owners[call.rows]]
-        return call.select(rows)
+        scales = None
+        if call.is_scaled and self.scales is not None:
+            scales = call.select(self.scales().flatten(0, 1)[call.rows])
+        return Value(apply(flat, coefficients, spec, scales).view(y.shape), dim)
 
     def feasible_gradient(self, gradient: Tensor) -> Tensor:
         """Restrict a gradient of the raw parameters to directions in which convex and conic coefficients can move.
 
         Optimizers call this just before a step, on the gradient of the whole batch; see :mod:`hullo.optimizer_hook`.
         """
-        if not {"projection", "clamped"} & set(self.parametrizations):
+        restricted = [(item.restrict, entries) for item, entries in self._plan.groups if item.restrict is not None]
+        if not restricted:
             return gradient
         if kernels.support(self.raw):
             from hullo.population.kernels.parametrize import restrict
 
-            return restrict(self.raw, gradient, self.roles, self.codes)
-        used = self.roles != UNUSED
-        # with raw number -inf and gradient inf, the coefficient of an unused base cannot move
-        raw, masked = self.raw.masked_fill(~used, -torch.inf), gradient.masked_fill(~used, torch.inf)
-        for name in self.parametrizations:
-            feasible = None if name == "fixed" else get_parametrization(name).restrict
-            if feasible:
-                gradient = torch.where((self.codes == CODES[name]) & used, feasible(raw, masked), gradient)
-        return gradient
+            return restrict(self.raw, gradient, self.codes)
+        raw, feasible = self.raw.flatten(), gradient.flatten().clone()
+        for own, entries in restricted:
+            feasible[entries] = own(raw[entries], feasible[entries])
+        return feasible.view(gradient.shape)
 
     def split(self, k: int, table: Tensor) -> list[Tensor]:
         """Return member k's part of a table like `coefficients`, (R, N), by site: a row per group, over its bases."""
-        parts = []
-        for site, starts in zip(self.sites, self._starts, strict=True):
-            activation = site.activations[k]
-            columns = [self.bases.index(item) for item in activation.bases]
-            parts.append(table[starts[k] : starts[k] + activation.groups, columns])
-        return parts
+        return [table[span, columns] for _, member, span, columns, _ in self._spans() if member == k]
 
     def member_tensors(self, k: int) -> Iterator[tuple[str, Tensor]]:
         """Yield the names and the values of the parameters that member k has at the sites."""
-        tables = [self.table, self.raw if self.scales is None else self.scales()]
-        raw, scales = (table.flatten(0, 1)[self.owners].view(table.shape)[k] for table in tables)
-        for i, (site, starts) in enumerate(zip(self.sites, self._starts, strict=True)):
-            activation, prefix = site.activations[k], f"{site.path}." if site.path else ""
-            span, columns = slice(starts[k], starts[k] + activation.groups), self._columns(activation)
-            if activation.parameter is not None:
-                learned = raw[span, columns[: activation.raw.shape[1]]]
-                values = learned if activation.frozen is None else self.get_buffer(f"frozen_{i}_{k}").to(raw)
-                yield f"{prefix}{activation.parameter}", values
-            if activation.scales is not None:
+        tables = [self.numbers, self.raw if self.scales is None else self.scales()]
+        numbers, scales = (table.flatten(0, 1)[self.owners].view(table.shape)[k] for table in tables)
+        for i, member, span, columns, activation in self._spans():
+            prefix = f"{self.sites[i].path}." if self.sites[i].path else ""
+            if member == k and activation.parameter is not None:
+                own = numbers[span, columns[: activation.raw.shape[1]]]
+                yield f"{prefix}{activation.parameter}", own if activation.inverse is None else activation.inverse(own)
+            if member == k and activation.scales is not None:
                 yield f"{prefix}inner_scale", scales[span, columns[: activation.scales.shape[1]]]
 
 
 def _allocate(sites: Sequence[Site], members: int) -> tuple[list[list[int]], int]:
     """Return the first row of each site and member, and the number of rows that a member needs."""
-    starts: list[list[int]] = []
     used, first_rows = [0] * members, dict[tuple[int, int], int]()
+    starts: list[list[int]] = []
     for site in sites:
-        site_starts = []
+        starts.append([])
         for k, activation in enumerate(site.activations):
-            learned = activation.learns
-            start = first_rows.get((k, activation.owner), used[k]) if learned else used[k]
-            if start == used[k]:
-                used[k] += activation.groups
-            if learned:
-                first_rows[k, activation.owner] = start
-            site_starts.append(start)
-        starts.append(site_starts)
+            start = used[k] if activation.owner is None else first_rows.setdefault((k, activation.owner), used[k])
+            used[k] = max(used[k], start + activation.groups)
+            starts[-1].append(start)
     return starts, max(used, default=0)
 
 
@@ -446,67 +413,34 @@ def _uses(order: Sequence[int], rows: int) -> Tensor:
     return torch.tensor([p + [-1] * (most - len(p)) for p in positions], dtype=torch.int32).view(rows, most)
 
 
-def _partition(site: Site) -> list[list[int]]:
-    """Return groups of members that are computed in one call.
-
-    Members share one call unless their channels are in different dimensions, or a base of one may overflow where
-    another's does not: zero times infinity would give NaN for other members.
-    """
-    any_dim = next((item.channel_dim for item in site.activations if item.groups > 1), 1)
-    calls: dict[tuple[Any, ...], list[int]] = {}
-    for k, activation in enumerate(site.activations):
-        unbounded = sorted(item.name for item in activation.bases if not _is_finite_everywhere(item))
-        channel_dim = activation.channel_dim if activation.groups > 1 else any_dim
-        calls.setdefault((channel_dim, *unbounded), []).append(k)
-    return list(calls.values())
-
-
 _CHEAP = frozenset({"identity", "relu"})
 """Bases that take less time than copying the members that use them."""
 
 
-def _combine_own(x: Tensor, coefficients: Tensor, call: Call, dim: int) -> Tensor:
-    """Combine the bases of each member alone, of members in dimension `dim`."""
-    if len(call.own) == 1 and call.own[0].function is not None:
-        return call.own[0].function(x)
-    groups, outputs = [own.members for own in call.own if own.members is not None], []
-    for own, selected in zip(call.own, split_members(x, dim, groups), strict=True):
-        if own.function is not None:  # derivatives of PyTorch's own functions take fewer passes
-            outputs.append(own.function(selected))
-            continue
-        flat = selected.flatten(dim, dim + 1) if call.groups > 1 else selected
-        spec = CombineSpec(own.bases, get_parametrization("given"), channel_dim=dim)
-        outputs.append(apply(flat, own.select(coefficients[own.rows]), spec).view(selected.shape))
-    return join_members(outputs, dim, groups)
+def _partition(site: Site, fused: bool) -> list[list[int]]:
+    """Return groups of members that are computed in one call.
+
+    Members share one call unless one calls a module of its own, their channels are in different dimensions, or a base
+    of one may overflow where another's does not: zero times infinity would give NaN for other members. Without kernels,
+    which compute all bases of a call while they wait for memory, a member pays for its own bases and scales.
+    """
+    any_dim = next((item.channel_dim for item in site.activations if item.groups > 1), 1)
+    calls: dict[tuple[Any, ...], list[int]] = {}
+    for k, item in enumerate(site.activations):
+        apart = [base.name for base in item.bases if not _is_finite_everywhere(base)]
+        if not fused:
+            apart = [*({base.name for base in item.bases} - _CHEAP), *(["scaled"] if item.scales is not None else [])]
+        own = None if item.function is None else k
+        calls.setdefault((own, item.channel_dim if item.groups > 1 else any_dim, frozenset(apart)), []).append(k)
+    return list(calls.values())
 
 
-def _split_by_bases(site: Site, indices: Sequence[int], call: Call) -> tuple[Call, ...]:
-    """Return the members of a call with like bases; nothing if all are alike, and combine bases."""
-    alike: dict[frozenset[str], list[int]] = {}
-    for position, k in enumerate(indices):
-        names = frozenset(item.name for item in site.activations[k].bases)
-        alike.setdefault(names - _CHEAP, []).append(position)
-    own = []
-    for positions in alike.values():
-        used = [site.activations[indices[position]] for position in positions]
-        bases = _bases_of(used)
-        is_plain = all(
-            item.parametrization == "fixed" and item.frozen is None and bool((item.raw == 1).all()) for item in used
-        )
-        function = bases[0].function if is_plain and len(bases) == 1 else None
-        rows = [position * call.groups + group for position in positions for group in range(call.groups)]
-        columns = [call.bases.index(item) for item in bases]
-        at, columns_at, rows_at = (torch.tensor(item) for item in (positions, columns, rows))
-        own.append(Call(bases, call.groups, call.site, call.channel_dim, at, columns_at, rows_at, function=function))
-    return tuple(own) if len(own) > 1 or own[0].function is not None else ()
-
-
+@functools.cache
 def _is_finite_everywhere(item: Base) -> bool:
     """Return whether a function is finite on all finite numbers."""
     ends = torch.tensor([-1.0, 1.0]) * torch.finfo(torch.float32).max / 2
     return bool(item.function(ends).isfinite().all())
 
 
-def _bases_of(activations: Iterable[Activation]) -> tuple[Base, ...]:
-    """Return the bases of several activations once each, in the order of the catalogue."""
-    return in_order(item for activation in activations for item in activation.bases)
+def _call_base(base: Base, x: Value) -> Value:
+    return Value(base.function(x.tensor), x.dim)

@@ -251,7 +251,7 @@ class Population(nn.Module):
 
         def select(name: str, values: Tensor) -> Tensor:
             if name.startswith("activations."):
-                return activations.select(name.removeprefix("activations."), values, kept, self.activations)
+                return activations.select(values, kept, self.activations)
             return values[at]
 
         for reference in self.optimizers:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hullo.bases import Base, get_base
 from hullo.modules import Hull
-from hullo.parametrizations import BuiltInParametrization
+from hullo.parametrizations import BuiltInParametrization, get_parametrization
+from hullo.population.values import Value
 from hullo.recognition.probe import read_module
 from hullo.surgery.in_place import InPlace
+
+
+def _nothing() -> Tensor:
+    return torch.empty(0, dtype=torch.int64)
+
 
 BOOKKEEPING = frozenset(vars(nn.Identity()))
 """The attributes that every module has."""
@@ -23,16 +27,18 @@ BOOKKEEPING = frozenset(vars(nn.Identity()))
 
 @dataclass(frozen=True)
 class Activation:
-    """Describe one member's activation at a site as rows of coefficients over base functions.
+    """Describe one member's activation at a site as rows of numbers over base functions.
 
     Args:
         bases: the base functions.
-        parametrization: how raw parameters become coefficients, a name of :mod:`hullo.parametrizations`, or "fixed".
-        raw: the raw parameters, or the coefficients if they are fixed: (groups, raw parameters per row).
+        parametrization: how numbers become coefficients, a name of :mod:`hullo.parametrizations`; "fixed" for
+            coefficients that are no parameters.
+        raw: the numbers, (groups, numbers per row).
+        is_learned: whether the numbers are learned.
         channel_dim: the dimension of the channels, where there are several groups.
-        parameter: the name of the raw parameters in the module; None if there are none.
-        owner: the id of the raw parameters, equal for sites that share them.
-        frozen: the raw parameters of a hull that is not learned.
+        parameter: the name of the numbers in the module; None if they are no parameters.
+        owner: the id of the parameter, equal for sites that share it.
+        inverse: the function from `raw` to the parameter, where these are not the same.
         scales: the inner scales, (groups, 1) or (groups, bases); None if there are none.
         function: a module that is not a combination of bases, and is called itself.
     """
@@ -40,10 +46,11 @@ class Activation:
     bases: tuple[Base, ...]
     parametrization: str
     raw: Tensor
+    is_learned: bool = False
     channel_dim: int = 1
     parameter: str | None = None
-    owner: int = 0
-    frozen: Tensor | None = None
+    owner: int | None = None
+    inverse: Callable[[Tensor], Tensor] | None = None
     scales: Tensor | None = None
     function: nn.Module | None = None
 
@@ -54,41 +61,49 @@ class Activation:
     @property
     def learns(self) -> bool:
         """Return whether anything is learned."""
-        return self.parametrization != "fixed" or (self.scales is not None and self.scales.requires_grad)
+        return self.is_learned or (self.scales is not None and self.scales.requires_grad)
 
     @property
     def is_prelu(self) -> bool:
         """Return whether it is an `nn.PReLU` that is learned."""
-        return self.parameter == "weight" and self.frozen is None
+        return self.parameter == "weight" and self.is_learned
 
     @property
-    def is_learned_hull(self) -> bool:
-        """Return whether it is a hull with coefficients that are learned."""
-        return self.parametrization != "fixed" and not self.is_prelu
+    def is_base(self) -> bool:
+        """Return whether it is one base function, as it is."""
+        is_one = len(self.bases) == 1 and bool((self.raw == 1).all())
+        return self.parametrization == "fixed" and is_one and self.function is None
 
     def equals(self, other: Activation) -> bool:
         """Return whether another activation has the same bases, settings and numbers."""
-        if (self.bases, self.parametrization, self.channel_dim) != (
-            other.bases,
-            other.parametrization,
-            other.channel_dim,
-        ):
-            return False
+        settings = [(item.bases, item.parametrization, item.is_learned, item.channel_dim) for item in (self, other)]
         pairs = ((self.raw, other.raw), (self.scales, other.scales))
-        return all(a is b is None or (a is not None and b is not None and torch.equal(a, b)) for a, b in pairs)
+        return settings[0] == settings[1] and all(
+            a is b is None or (a is not None and b is not None and torch.equal(a, b)) for a, b in pairs
+        )
 
     @classmethod
     def of(cls, module: nn.Module) -> Activation | None:
         """Return the activation of a module; None if it is not a combination of bases."""
         if isinstance(module, Hull):
-            learns, channel_dim = module.raw.requires_grad, module.spec.channel_dim
-            raw = (module.raw if learns else module.coefficients).detach().reshape(module.groups, -1)
-            parametrization = module.constraint.parametrization.name if learns else "fixed"
-            frozen = None if learns else module.raw.detach()
-            scale, scales = module.inner_scale, None
-            if scale is not None:
-                scales = scale.detach().reshape(module.groups, -1).requires_grad_(scale.requires_grad)
-            return cls(module.bases, parametrization, raw, channel_dim, module.raw_name, id(module.raw), frozen, scales)
+            chosen, inverse = module.constraint.parametrization, None
+            raw, scales = module.raw.detach(), None
+            if not isinstance(chosen, BuiltInParametrization):  # which is frozen
+                raw, chosen, inverse = module.coefficients.detach(), get_parametrization("given"), chosen.inverse
+            if module.inner_scale is not None:
+                scales = module.inner_scale.detach().reshape(module.groups, -1)
+                scales.requires_grad_(module.inner_scale.requires_grad)
+            return cls(
+                module.bases,
+                chosen.name,
+                raw.reshape(module.groups, -1),
+                module.raw.requires_grad,
+                module.spec.channel_dim,
+                module.raw_name,
+                id(module.raw),
+                inverse,
+                scales,
+            )
         if type(module) is nn.Identity:
             return cls((get_base("identity"),), "fixed", torch.ones(1, 1))
         if type(module) is nn.LeakyReLU and abs(module.negative_slope) <= 1:  # needs no base of its own
@@ -96,10 +111,7 @@ class Activation:
             return cls((get_base("identity"), get_base("relu")), "fixed", torch.tensor(rows, dtype=torch.float64))
         if type(module) is nn.PReLU:  # a * identity + (1 - a) * relu
             bases, slopes = (get_base("identity"), get_base("relu")), module.weight.detach().reshape(-1, 1)
-            if module.weight.requires_grad:
-                return cls(bases, "free", slopes, 1, "weight", id(module.weight))
-            table, owner = torch.cat([slopes, 1 - slopes], 1), id(module.weight)
-            return cls(bases, "fixed", table, 1, "weight", owner, module.weight.detach())
+            return cls(bases, "free", slopes, module.weight.requires_grad, 1, "weight", id(module.weight))
         reading = read_module(module)
         if reading is None or reading.known is None:
             return None
@@ -116,33 +128,28 @@ class Call:
         groups: groups of channels, a common multiple of the members' numbers.
         site: the number of the site; None for a function.
         channel_dim: the dimension of the channels, where there are several groups.
-        members: the members; None for all.
+        members: the members.
         columns: the bases in the table of :class:`hullo.population.activations.Activations`; None for all.
         rows: rows of the table, one per member and group of channels.
         coefficients: those of a function that is not in the table.
-        function: what the members compute, if that is one base alone, as it is.
-        own: calls of members with like bases, if these differ; their members, columns and rows are those in this call.
+        function: what computes the members' values instead: one base as it is, or the module of one member.
+        is_scaled: whether a member has inner scales.
     """
 
     bases: tuple[Base, ...]
     groups: int = 1
     site: int | None = None
     channel_dim: int = 1
-    members: Tensor | None = None
+    members: Tensor = field(default_factory=_nothing)
     columns: Tensor | None = None
-    rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    rows: Tensor = field(default_factory=_nothing)
     coefficients: tuple[float, ...] = ()
-    function: Callable[[Tensor], Tensor] | None = None
-    own: tuple[Call, ...] = ()
+    function: Callable[[Value], Value] | None = None
+    is_scaled: bool = False
 
     def select(self, rows: Tensor) -> Tensor:
         """Return the columns of the bases from rows of the table."""
         return rows if self.columns is None else rows[:, self.columns]
-
-    def to(self, device: torch.device) -> Call:
-        members, columns = (None if item is None else item.to(device) for item in (self.members, self.columns))
-        own = tuple(item.to(device) for item in self.own)
-        return replace(self, members=members, columns=columns, rows=self.rows.to(device), own=own)
 
 
 @dataclass(frozen=True)
@@ -171,22 +178,21 @@ class Site:
         return any(activation.scales is not None for activation in self.activations)
 
     @property
-    def functions(self) -> list[nn.Module | None]:
-        """Return the modules that members call, None for combinations of bases; empty if there are only these."""
-        functions = [activation.function for activation in self.activations]
-        return functions if any(functions) else []
+    def functions(self) -> list[nn.Module]:
+        """Return the modules that members call, which are no combinations of bases."""
+        return [item.function for item in self.activations if item.function is not None]
 
-    def call(self, k: int, x: Tensor) -> Tensor:
+    def call(self, k: int, x: Value) -> Value:
         """Return what member k's own module computes, which must have the shape of its input."""
-        function = self.functions[k]
+        function, given = self.activations[k].function, x.select(0)
         assert function is not None  # noqa: S101
-        y: Tensor = function(x)
-        if y.shape != x.shape:
+        y: Tensor = function(given)
+        if y.shape != given.shape:
             raise ValueError(
                 f"{self.path!r} of member {k}, {type(function).__name__}, returns shape {tuple(y.shape)} for "
-                f"{tuple(x.shape)}; members may differ in modules that keep the shape"
+                f"{tuple(given.shape)}; members may differ in modules that keep the shape"
             )
-        return y
+        return Value(y.unsqueeze(0), 0)
 
 
 def _call_of(module: nn.Module) -> Activation | None:
@@ -257,32 +263,12 @@ def _check_parametrization(path: str, module: nn.Module) -> None:
             )
 
 
-def fingerprint(sites: Sequence[Site], k: int) -> int:
-    """Return a hash of member k's activations, without the numbers that a state contains.
-
-    It is below 2^24: averages of states round buffers to float32.
-    """
-    parts: list[Any] = []
-    for site in sites:
-        item = site.activations[k]
-        scales = item.scales
-        parts += [
-            (site.path, [base.name for base in item.bases], item.parametrization, repr(item.function)),
-            (item.groups, item.channel_dim, site.is_shared),
-            item.raw.tolist() if item.parametrization == "fixed" and item.frozen is None else None,
-            None if scales is None else tuple(scales.shape) if scales.requires_grad else scales.tolist(),
-        ]
-    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:3])
-
-
 def share_sites(sites: Sequence[Site], names: Sequence[str]) -> list[Site]:
     """Return the sites, with one hull for all members at those with the given names."""
     hulls = {site.path: site.activations for site in sites if any(item.learns for item in site.activations)}
     for name in names:
         if name not in hulls:
-            is_frozen = any(site.path == name and site.activations[0].frozen is not None for site in sites)
-            what = "it is frozen, so there is nothing to share" if is_frozen else "there is no such hull"
-            raise ValueError(f"shared_hulls={name!r}: {what}; there are {sorted(hulls) or 'none'} that learn")
+            raise ValueError(f"shared_hulls={name!r}: there is no such hull that learns; give any of {sorted(hulls)}")
         if not all(item.equals(hulls[name][0]) for item in hulls[name]):
             raise ValueError(f"members cannot share the hull {name!r}: it has other bases or coefficients in some")
     return [replace(site, is_shared=site.path in names) for site in sites]

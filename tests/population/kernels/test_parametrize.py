@@ -18,8 +18,7 @@ import hullo
 from cuda_steps import assert_replayed, count_kernels
 from hullo.lab.spec.activation import ActivationSpec
 from hullo.population import kernels
-from hullo.population.activations import Activations
-from hullo.population.parametrizations import CODES, UNUSED, USED
+from hullo.population.activations import CODES, Activations
 from hullo.population.sites import Activation, Site
 
 pytest.importorskip("triton")
@@ -61,23 +60,31 @@ def build(rows: list[str], widths: list[int]) -> Activations:
 
 def fill(layers: Activations, raw: Tensor) -> None:
     """Set the raw numbers of rows that learn."""
-    learned = (layers.codes != CODES["fixed"]) & (layers.roles == USED)
+    learned = (layers.codes > 0) & (layers.codes != CODES["rest"])
     with torch.no_grad():
         layers.raw.copy_(torch.where(learned, raw.to(layers.raw), layers.raw))
 
 
-def heights(layers: Activations) -> list[int]:
-    return [len(call.rows) for calls in layers.calls for call in calls]
+def order(layers: Activations) -> Tensor:
+    """Return the row of the table of each row of all calls."""
+    return layers._make_plan(fused=True).order
+
+
+def make(layers: Activations, raw: Tensor) -> tuple[Tensor, ...]:
+    """Return the kernel's coefficients of each call."""
+    plan = layers._make_plan(fused=True)
+    heights = [len(call.rows) for calls in plan.calls for call in calls]
+    return parametrize(raw, layers.fixed, layers.codes, plan.order, plan.uses, heights)
 
 
 def run(layers: Activations, gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the kernel's coefficients, the gradient for raw numbers where the calls get parts of `gradients`, and its
     feasible part."""
     raw = layers.raw.detach().requires_grad_()
-    kept = parametrize(raw, layers.fixed, layers.roles, layers.codes, layers.order, layers.uses, heights(layers))
+    kept = make(layers, raw)
     parts = gradients.to(raw).split([len(rows) for rows in kept])
     (pulled,) = torch.autograd.grad(kept, raw, parts)
-    feasible = restrict(layers.raw.detach(), pulled, layers.roles, layers.codes)
+    feasible = restrict(layers.raw.detach(), pulled, layers.codes)
     return torch.cat(kept).detach(), pulled, feasible
 
 
@@ -85,7 +92,7 @@ def plain(layers: Activations, gradients: Tensor) -> tuple[Tensor, Tensor, Tenso
     """Return the same by plain operations in float64."""
     layers = copy.deepcopy(layers).double()
     layers.raw = torch.nn.Parameter(layers.raw.detach())
-    kept = layers._table_coefficients().flatten(0, 1)[layers.order]
+    kept = layers._transform(layers._make_plan(fused=True), order(layers))
     (pulled,) = torch.autograd.grad(kept, layers.raw, gradients.to(layers.raw))
     return kept.detach(), pulled, layers.feasible_gradient(pulled).detach()
 
@@ -113,13 +120,13 @@ def test_any_rows_and_layers_agree_with_float64(members: list[str], widths: list
     layers = build(members, widths)
     torch.manual_seed(seed)
     fill(layers, eighths(layers.raw.shape, most))
-    check(layers, eighths((len(layers.order), len(layers.bases)), most))
+    check(layers, eighths((len(order(layers)), len(layers.bases)), most))
 
 
 def test_every_way_agrees_beside_the_others() -> None:
     layers = build(EVERY, widths=[1] * 10)
     fill(layers, torch.randn(layers.raw.shape))
-    check(layers, torch.randn(len(layers.order), len(layers.bases)))
+    check(layers, torch.randn(len(order(layers)), len(layers.bases)))
 
 
 @settings(max_examples=25)
@@ -131,7 +138,7 @@ def test_convex_coefficients_are_exact_wherever_an_optimizer_goes(numbers: list[
     fill(layers, raw)
     kept, _, _ = check(layers, torch.ones(4, 5))
     assert (kept >= 0).all()
-    assert not kept[layers.roles[:, 0] == UNUSED].any()
+    assert not kept[layers.codes[:, 0] == 0].any()
     torch.testing.assert_close(kept.double().sum(-1).cpu(), torch.ones(4, dtype=torch.float64), rtol=0, atol=5e-7)
 
 
@@ -190,11 +197,11 @@ def test_a_row_that_diverges_is_as_in_the_plain_form_and_the_others_are_unchange
 def test_layers_without_a_gradient_count_as_zero() -> None:
     layers = build(EVERY[:5], widths=[1] * 4)
     fill(layers, torch.randn(layers.raw.shape))
-    gradients = torch.randn(len(layers.order), len(layers.bases))
+    gradients = torch.randn(len(order(layers)), len(layers.bases))
     gradients[5:10] = gradients[15:20] = 0
     _, expected, _ = run(layers, gradients)
     raw = layers.raw.detach().requires_grad_()
-    kept = parametrize(raw, layers.fixed, layers.roles, layers.codes, layers.order, layers.uses, heights(layers))
+    kept = make(layers, raw)
     parts = gradients.to(DEVICE).split(5)
     (found,) = torch.autograd.grad(kept[::2], raw, parts[::2])
     assert torch.equal(found, expected)
@@ -204,7 +211,7 @@ def test_rows_of_several_calls_get_the_sum_of_their_gradients() -> None:
     layers = build([*EVERY, "prelu"], widths=[5, 1, 9])
     assert layers.raw.shape[1] == 5 + 1 + 9  # of prelu; the others have one row per site
     fill(layers, torch.randn(layers.raw.shape))
-    kept, pulled, _ = check(layers, torch.randn(len(layers.order), len(layers.bases)))
+    kept, pulled, _ = check(layers, torch.randn(len(order(layers)), len(layers.bases)))
     first_site = kept[: 5 * len(layers.codes)].view(-1, 5, len(layers.bases))[:-1]
     assert torch.equal(first_site, first_site[:, :1].expand_as(first_site))
     assert not pulled[:-1, 3:].any()
@@ -216,11 +223,24 @@ def test_the_kernel_makes_the_rows_where_it_serves(rows: list[str], monkeypatch:
     monkeypatch.setattr(kernels, "support", lambda x: x.dtype != torch.float64)
     layers = build(rows, widths=[3, 1])
     fill(layers, torch.randn(layers.raw.shape))
-    oracle = copy.deepcopy(layers).double()
-    for ours, theirs in zip(layers.rows(), oracle.rows(), strict=True):
-        for own, other in zip(ours, theirs, strict=True):
-            torch.testing.assert_close(own.double(), other, **CLOSE)
-            assert not own.requires_grad or own.grad_fn.name() == "_ParametrizeBackward"
+    expected = copy.deepcopy(layers).double().coefficients.flatten(0, 1)
+    for calls, found in zip(layers._plan.calls, layers.rows(), strict=True):
+        for call, own in zip(calls, found, strict=True):
+            torch.testing.assert_close(own.double(), call.select(expected[call.rows]), **CLOSE)
+            assert not own.requires_grad or "Parametrize" in str(own.grad_fn) + str(own.grad_fn.next_functions)
+
+
+def test_frozen_rows_have_coefficients_and_no_gradient() -> None:
+    hulls = [ActivationSpec.parse(row).module(1) for row in EVERY]
+    activations = [found for hull in hulls if (found := Activation.of(hull.requires_grad_(False)))]
+    learned = [found for row in EVERY[:3] if (found := Activation.of(ActivationSpec.parse(row).module(1)))]
+    layers = Activations([Site("0", [*activations, *learned])], len(activations) + 3, torch.float32).to(DEVICE)
+    with torch.no_grad():
+        layers.fixed.copy_(torch.where(layers.codes < 0, torch.rand(layers.fixed.shape), 0.0))
+    kept, pulled, _ = check(layers, torch.randn(len(order(layers)), len(layers.bases)))
+    assert kept[: len(activations)].any(1).all()
+    assert not pulled[: len(activations)].any()
+    assert pulled[len(activations) :].any()
 
 
 COMPILE = """
@@ -233,13 +253,13 @@ for bases in (1, 4):
     columns = triton.next_power_of_2(bases)
     constants = dict(BASES=bases, COLUMNS=columns, ROWS=max(1, parametrize.PAIRS // columns**2))
     for name, tensors in (
-        ("_transform", ["*fp32"] * 3 + ["*i32"]),
+        ("_transform", ["*fp32", "*fp64", "*fp32", "*i32"]),
         ("_transform_backward", ["*fp32"] * 3 + ["*i32"]),
         ("_restrict", ["*fp32"] * 3),
     ):
         kernel = getattr(parametrize, name)
         own = constants | ({"MOST": 2} if name == "_transform_backward" else {})
-        kinds = tensors + ["*i8", "*i8", "i32"] + ["constexpr"] * len(own)
+        kinds = tensors + ["*i8", "i32"] + ["constexpr"] * len(own)
         source = ASTSource(kernel, dict(zip(kernel.arg_names, kinds)), own)
         print(compile(source, GPUTarget("cuda", 90, 32), {"num_warps": 1}).name)
 """
@@ -258,12 +278,12 @@ def test_it_compiles_for_a_gpu() -> None:
 def test_one_kernel_forward_and_two_backward_for_all_sites_also_in_a_cuda_graph() -> None:
     layers = build(EVERY, widths=[1] * 55)
     fill(layers, torch.randn(layers.raw.shape))
-    gradients = torch.randn(len(layers.order), len(layers.bases), device=DEVICE).split(len(EVERY))
+    gradients = torch.randn(len(order(layers)), len(layers.bases), device=DEVICE).split(len(EVERY))
     gradients = [gradient.clone() for gradient in gradients]
     raw = layers.raw.detach().requires_grad_()
 
     def passes() -> tuple[Tensor, ...]:
-        kept = parametrize(raw, layers.fixed, layers.roles, layers.codes, layers.order, layers.uses, heights(layers))
+        kept = make(layers, raw)
         return *(rows.detach() for rows in kept), torch.autograd.grad(kept, raw, gradients)[0]
 
     expected = passes()

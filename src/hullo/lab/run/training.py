@@ -168,12 +168,6 @@ class Training(Loop):
         hits = (hits & losses.isfinite()[..., None]).sum(1)
         return torch.stack([losses.sum(1), *(hits[:, :top].sum(-1) for top in self.loader.topk)])
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return the state of the training as tensors by name."""
-        state = super().state_dict()
-        del state["population.activations.fingerprints"]  # a checkpoint has the specs
-        return state
-
 
 def _optimizer(population: Population, specs: Sequence[Spec], steps: int, world: World) -> Optimizer:
     """Return the optimizer; members may differ in learning rates, weight decay and the constant of the schedule."""

@@ -1,10 +1,10 @@
 """The coefficients of a population on a GPU: one kernel forward, one backward, for all members and sites.
 
 A program takes a block of rows, each with all its bases, and maps raw parameters to coefficients by the
-parametrization of each row. Rows are written call by call, so that the rows of each call are a slice of one buffer, and
-nothing is copied afterwards. The reference is :data:`hullo.population.parametrizations.PARAMETRIZATIONS`, which has the
-same entries. A threshold needs no sort here: with so few bases, all pairs are compared. No row depends on another, so
-members do not either; where several rows are computed from one, their gradients are summed.
+parametrization of each row, as :mod:`hullo.parametrizations` does. Rows are written call by call, so that the rows of
+each call are a slice of one buffer, and nothing is copied afterwards. A threshold needs no sort: with so few bases, all
+pairs are compared. No row depends on another, so members do not either; where several rows are computed from one, their
+gradients are summed.
 """
 
 # mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
@@ -20,41 +20,38 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 from hullo.kernels import device_math
+from hullo.population.activations import NAMES
 from hullo.population.kernels.first_order import once_differentiable
-from hullo.population.parametrizations import CODES, REST, UNUSED
 
-FIXED, PROJECTION, SOFTMAX, RECENTRED, FREE, GIVEN, CLAMPED, SOFTPLUS = (
-    tl.constexpr(CODES[name])
-    for name in ("fixed", "projection", "softmax", "recentred", "free", "given", "clamped", "softplus")
+UNUSED, FIXED, PROJECTION, SOFTMAX, RECENTRED, FREE, REST, GIVEN, CLAMPED, SOFTPLUS = map(
+    tl.constexpr, range(len(NAMES))
 )
-NOT_USED, LEFT = tl.constexpr(UNUSED), tl.constexpr(REST)
 EPSILON = tl.constexpr(torch.finfo(torch.float32).eps)
 PAIRS = 128
 """Pairs of bases that a program compares. It is one warp, so nothing is synchronized; a thread has four pairs."""
 
 
 def parametrize(
-    raw: Tensor, fixed: Tensor, roles: Tensor, codes: Tensor, order: Tensor, uses: Tensor, heights: Sequence[int]
+    raw: Tensor, fixed: Tensor, codes: Tensor, order: Tensor, uses: Tensor, heights: Sequence[int]
 ) -> tuple[Tensor, ...]:
     """Return the coefficients of each call, (rows of the call, N), parts of one buffer.
 
     Args:
         raw: raw parameters, (K, R, N).
-        fixed: the coefficients of rows that are not learned, like `raw`.
-        roles: the role of each base in each row, like `raw`, as in :mod:`hullo.population.parametrizations`.
-        codes: the parametrization of each row, (K, R, 1), as in :data:`hullo.population.parametrizations.CODES`.
+        fixed: those that are not learned, like `raw`, in float64.
+        codes: the parametrization of each number, like `raw`, as in :data:`hullo.population.activations.CODES`.
         order: which of the K * R rows each row of the buffer is made of.
         uses: which rows of the buffer are made of each row, (K * R, most), padded with -1.
         heights: how many rows of the buffer belong to each call.
     """
-    made: tuple[Tensor, ...] = _Parametrize.apply(raw, fixed, roles, codes, order, uses, heights)
+    made: tuple[Tensor, ...] = _Parametrize.apply(raw, fixed, codes, order, uses, heights)
     return made
 
 
-def restrict(raw: Tensor, gradient: Tensor, roles: Tensor, codes: Tensor) -> Tensor:
+def restrict(raw: Tensor, gradient: Tensor, codes: Tensor) -> Tensor:
     """Restrict the gradient of raw parameters, (K, R, N), to feasible directions of coefficients."""
     restricted = torch.empty_like(gradient, memory_format=torch.contiguous_format)
-    _launch(_restrict, (raw.contiguous(), gradient.contiguous(), restricted), roles, codes, raw.shape[0] * raw.shape[1])
+    _launch(_restrict, (raw.contiguous(), gradient.contiguous(), restricted), codes, raw.shape[0] * raw.shape[1])
     return restricted
 
 
@@ -64,15 +61,14 @@ class _Parametrize(torch.autograd.Function):
         ctx: Any,
         raw: Tensor,
         fixed: Tensor,
-        roles: Tensor,
         codes: Tensor,
         order: Tensor,
         uses: Tensor,
         heights: Sequence[int],
     ) -> tuple[Tensor, ...]:
         coefficients = raw.new_empty(len(order), raw.shape[2])
-        _launch(_transform, (raw.contiguous(), fixed, coefficients, order), roles, codes, len(order))
-        ctx.save_for_backward(coefficients, roles, codes, uses)
+        _launch(_transform, (raw.contiguous(), fixed, coefficients, order), codes, len(order))
+        ctx.save_for_backward(coefficients, codes, uses)
         ctx.shape, ctx.heights = raw.shape, heights
         ctx.set_materialize_grads(False)  # a call whose result is not used has no gradient
         return torch.split(coefficients, list(heights))
@@ -80,54 +76,55 @@ class _Parametrize(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        coefficients, roles, codes, uses = ctx.saved_tensors
+        coefficients, codes, uses = ctx.saved_tensors
         parts = zip(torch.split(coefficients, list(ctx.heights)), gradients, strict=True)
         gradient = torch.cat([torch.zeros_like(own) if given is None else given for own, given in parts])
         draw = coefficients.new_empty(ctx.shape)
-        _launch(_transform_backward, (coefficients, gradient, draw, uses), roles, codes, len(uses), MOST=uses.shape[1])
-        return draw, None, None, None, None, None, None
+        _launch(_transform_backward, (coefficients, gradient, draw, uses), codes, len(uses), MOST=uses.shape[1])
+        return draw, None, None, None, None, None
 
 
-def _launch(
-    kernel: Any, tensors: tuple[Tensor, ...], roles: Tensor, codes: Tensor, rows: int, **constants: int
-) -> None:
-    bases = roles.shape[-1]
+def _launch(kernel: Any, tensors: tuple[Tensor, ...], codes: Tensor, rows: int, **constants: int) -> None:
+    bases = codes.shape[-1]
     columns = triton.next_power_of_2(bases)
     block = max(1, PAIRS // columns**2)
-    with torch.cuda.device_of(roles):
+    with torch.cuda.device_of(codes):
         kernel[triton.cdiv(rows, block),](
-            *tensors, roles, codes, rows, BASES=bases, COLUMNS=columns, ROWS=block, num_warps=1, **constants
+            *tensors, codes, rows, BASES=bases, COLUMNS=columns, ROWS=block, num_warps=1, **constants
         )
 
 
 @triton.jit
 def _transform(
-    raw_ptr, fixed_ptr, coefficients_ptr, order_ptr, roles_ptr, codes_ptr, rows,
+    raw_ptr, fixed_ptr, coefficients_ptr, order_ptr, codes_ptr, rows,
     BASES: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     source = tl.load(order_ptr + row, mask=row < rows, other=0)
-    at, inside, codes, used, rest = _load_roles(roles_ptr, codes_ptr, source, row < rows, BASES, COLUMNS)
-    raw = tl.load(raw_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    coefficients = tl.load(fixed_ptr + at, mask=inside & (codes == FIXED), other=0.0).to(tl.float32)
+    at, inside, codes, learned = _load_codes(codes_ptr, source, row < rows, BASES, COLUMNS)
+    fixed = tl.load(fixed_ptr + at, mask=inside & ~learned, other=0.0).to(tl.float32)
+    raw = tl.where(learned, tl.load(raw_ptr + at, mask=inside & learned, other=0.0).to(tl.float32), fixed)
+    used = codes != UNUSED
+    coefficients = tl.where((codes == FIXED) | (codes == GIVEN), raw, 0.0)
     coefficients = tl.where(codes == PROJECTION, _project(raw, used), coefficients)
     coefficients = tl.where(codes == SOFTMAX, _softmax(raw, used), coefficients)
     coefficients = tl.where(codes == RECENTRED, _recentre(raw, used, 1.0), coefficients)
-    coefficients = tl.where(codes == FREE, _add_rest(raw, used, rest), coefficients)
-    coefficients = tl.where(codes == GIVEN, tl.where(used, raw, 0.0), coefficients)
-    coefficients = tl.where(codes == CLAMPED, tl.where(used, device_math.positive_part(raw), 0.0), coefficients)
-    coefficients = tl.where(codes == SOFTPLUS, tl.where(used, _softplus(raw), 0.0), coefficients)
+    coefficients = tl.where(codes == FREE, raw, coefficients)
+    others = tl.sum(tl.where(codes == FREE, raw, 0.0), 1, keep_dims=True)
+    coefficients = tl.where(codes == REST, 1.0 - others, coefficients)
+    coefficients = tl.where(codes == CLAMPED, device_math.positive_part(raw), coefficients)
+    coefficients = tl.where(codes == SOFTPLUS, _softplus(raw), coefficients)
     to = row * BASES + tl.arange(0, COLUMNS)[None, :]
     tl.store(coefficients_ptr + to, coefficients.to(coefficients_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _transform_backward(
-    coefficients_ptr, gradient_ptr, draw_ptr, uses_ptr, roles_ptr, codes_ptr, rows,
+    coefficients_ptr, gradient_ptr, draw_ptr, uses_ptr, codes_ptr, rows,
     BASES: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    at, inside, codes, used, rest = _load_roles(roles_ptr, codes_ptr, row, row < rows, BASES, COLUMNS)
+    at, inside, codes, learned = _load_codes(codes_ptr, row, row < rows, BASES, COLUMNS)
     column = tl.arange(0, COLUMNS)[None, :]
     gradient = tl.zeros([ROWS, COLUMNS], tl.float32)
     coefficients = tl.zeros([ROWS, COLUMNS], tl.float32)
@@ -138,41 +135,41 @@ def _transform_backward(
         coefficients = tl.where(
             there, tl.load(coefficients_ptr + use * BASES + column, mask=there, other=0.0).to(tl.float32), coefficients
         )
+    used = codes != UNUSED
     centered = (codes == PROJECTION) | (codes == RECENTRED)
     draw = tl.where(centered, _recentre(gradient, used, 0.0), 0.0)
     draw = tl.where(codes == SOFTMAX, _softmax_backward(coefficients, gradient, used), draw)
-    draw = tl.where(codes == FREE, _add_rest_backward(gradient, used, rest), draw)
-    draw = tl.where(((codes == GIVEN) | (codes == CLAMPED)) & used, gradient, draw)
-    draw = tl.where((codes == SOFTPLUS) & used, gradient * -device_math.expm1(-coefficients), draw)
-    tl.store(draw_ptr + at, draw.to(draw_ptr.dtype.element_ty), mask=inside)
+    rest = tl.sum(tl.where(codes == REST, gradient, 0.0), 1, keep_dims=True)
+    draw = tl.where(codes == FREE, gradient - rest, draw)
+    draw = tl.where((codes == GIVEN) | (codes == CLAMPED), gradient, draw)
+    draw = tl.where(codes == SOFTPLUS, gradient * -device_math.expm1(-coefficients), draw)
+    tl.store(draw_ptr + at, tl.where(learned, draw, 0.0).to(draw_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _restrict(
-    raw_ptr, gradient_ptr, restricted_ptr, roles_ptr, codes_ptr, rows,
+    raw_ptr, gradient_ptr, restricted_ptr, codes_ptr, rows,
     BASES: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    at, inside, codes, used, _ = _load_roles(roles_ptr, codes_ptr, row, row < rows, BASES, COLUMNS)
+    at, inside, codes, _ = _load_codes(codes_ptr, row, row < rows, BASES, COLUMNS)
     raw = tl.load(raw_ptr + at, mask=inside, other=0.0).to(tl.float32)
     gradient = tl.load(gradient_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    known = tl.arange(0, COLUMNS)[None, :] < BASES
-    feasible = _feasible(_project(raw, used), gradient, used, known)
-    restricted = tl.where((codes == PROJECTION) & used, feasible, gradient)
+    known, used = tl.arange(0, COLUMNS)[None, :] < BASES, codes != UNUSED
+    restricted = tl.where(codes == PROJECTION, _feasible(_project(raw, used), gradient, used, known), gradient)
     at_zero = (codes == CLAMPED) & ~(raw > 0)
     restricted = tl.where(at_zero, tl.minimum(gradient, 0.0, propagate_nan=tl.PropagateNan.ALL), restricted)
     tl.store(restricted_ptr + at, restricted.to(restricted_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _load_roles(roles_ptr, codes_ptr, source, known, BASES: tl.constexpr, COLUMNS: tl.constexpr):
-    """Return the offsets of rows, which of their entries exist, the rows' codes, and the roles of bases in them."""
+def _load_codes(codes_ptr, source, known, BASES: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return the offsets of rows, which of their entries exist, and the code of each, and whether it is learned."""
     column = tl.arange(0, COLUMNS)[None, :]
     inside = known & (column < BASES)
     at = source * BASES + column
-    codes = tl.load(codes_ptr + source, mask=known, other=0)
-    role = tl.load(roles_ptr + at, mask=inside, other=0)
-    return at, inside, codes, role != NOT_USED, role == LEFT
+    codes = tl.load(codes_ptr + at, mask=inside, other=0).to(tl.int32)
+    return at, inside, tl.abs(codes), codes > 0
 
 
 # The parametrizations. A maximum or minimum ignores NaN; a sum does not, and shows whether there is any.
@@ -241,15 +238,3 @@ def _recentre(numbers, used, TOTAL: tl.constexpr):
 @triton.jit
 def _softplus(raw):
     return device_math.positive_part(raw) + device_math.log1p(tl.exp(-tl.abs(raw)))
-
-
-@triton.jit
-def _add_rest(raw, used, rest):
-    others = tl.where(used & ~rest, raw, 0.0)
-    return tl.where(rest, 1.0 - tl.sum(others, 1, keep_dims=True), others)
-
-
-@triton.jit
-def _add_rest_backward(gradient, used, rest):
-    own = tl.sum(tl.where(rest, gradient, 0.0), 1, keep_dims=True)
-    return tl.where(used & ~rest, gradient - own, 0.0)
