@@ -84,7 +84,7 @@ def test_a_killed_comparison_resumes_and_ends_as_one_that_was_not(folder: Path) 
 
 def test_records_feed_tables_and_the_page_opens_with_the_finding(folder: Path) -> None:
     printed = run(*arguments(folder), "--quiet")
-    finding = printed.splitlines()[-2]
+    finding = printed.splitlines()[-1]
     table = run("table", str(folder / "runs"))
     assert "rmse" in table
     assert "tanh" in table

@@ -36,9 +36,9 @@ class Simulation:
         self.seed, self.gains, self.diverging = seed, gains, diverging
         self.trained: list[Arm] = []
 
-    def train(self, arms: Sequence[Arm], words: str) -> list[Score]:
+    def train(self, arms: Sequence[Arm], words: str) -> dict[Arm, Score]:
         self.trained += arms
-        return [self._score(arm) for arm in arms]
+        return {arm: self._score(arm) for arm in arms}
 
     def _score(self, arm: Arm) -> Score:
         common = random.Random(f"{self.seed} {arm.seed}").gauss(0, 0.5)
@@ -49,31 +49,42 @@ class Simulation:
         val, test = (gain + common + 0.5 * (own.expovariate(1) - 1) for _ in range(2))
         return Score(val, test)
 
-    def look(self, pairs: Sequence[int]) -> Verdict:
+    def look(self, pairs: Sequence[int], worth: float) -> Verdict:
         """Choose, then look at growing numbers of pairs until one decides."""
         choice = choose(CANDIDATES, RATES, self.train)
         for look, count in enumerate(pairs, 1):
-            verdict = confirm(choice, "own", count, look, self.train)
-            if verdict.p <= verdict.alpha:
+            verdict = confirm(choice, count, worth, look, self.train(choice.confirmation(count), ""))
+            if verdict.kind != UNDECIDED:
                 break
         return verdict
 
 
+def rate(kind: str, gains: dict[str, float], *, worth: float, diverging: float = 0.05, count: int = 1000) -> float:
+    """Return how often three looks end in a kind of verdict."""
+    verdicts = [Simulation(i, gains, diverging).look((4, 8, 16), worth) for i in range(count)]
+    return sum(verdict.kind == kind for verdict in verdicts) / count
+
+
 def test_equal_candidates_are_told_apart_in_fewer_than_six_and_a_half_percent() -> None:
-    count = 1000
-    verdicts = [Simulation(i, {}, diverging=0.05).look((4, 8, 16)) for i in range(count)]
-    assert sum(verdict.p <= verdict.alpha for verdict in verdicts) / count < 0.065
+    # no gain is small enough to stop an earlier look by keeping the original
+    verdicts = [Simulation(i, {}, diverging=0.05).look((4, 8, 16), worth=1e-9) for i in range(1000)]
+    assert sum(verdict.p <= verdict.alpha for verdict in verdicts) / 1000 < 0.065
+    assert rate(WINS, {}, worth=0.5) < 0.065
 
 
 def test_a_planted_gain_is_found() -> None:
-    count = 100
-    verdicts = [Simulation(i, {"hull": 1.5}, diverging=0.02).look((8, 16)) for i in range(count)]
-    assert sum(verdict.kind == WINS for verdict in verdicts) / count > 0.9
+    assert rate(WINS, {"hull": 1.5}, worth=0.5, diverging=0.02, count=100) > 0.9
+
+
+def test_gains_above_worth_are_excluded_wrongly_in_fewer_than_six_and_a_half_percent() -> None:
+    everyone = dict.fromkeys(CANDIDATES[1:], 0.5)  # whoever the challenger is
+    assert rate(KEEP, everyone, worth=0.45) < 0.065
+    assert rate(KEEP, {}, worth=2.0, diverging=0.0, count=100) > 0.9
 
 
 def test_all_candidates_get_the_same_trials_and_confirmation_gets_fresh_seeds() -> None:
     simulation = Simulation(0, {"hull": 5.0}, diverging=0.0)
-    choice = choose(CANDIDATES, RATES, simulation.train, may_extend=lambda runs: False)
+    choice = choose(CANDIDATES, RATES, simulation.train, may_extend=lambda arms: False)
     first = [arm for arm in simulation.trained if arm.seed == 0]
     assert {arm.candidate: sum(other.candidate == arm.candidate for other in first) for arm in first} == dict.fromkeys(
         CANDIDATES, len(RATES)
@@ -81,27 +92,29 @@ def test_all_candidates_get_the_same_trials_and_confirmation_gets_fresh_seeds() 
     assert len(simulation.trained) == count_runs(len(CANDIDATES), len(RATES))
     chosen_on = {arm.seed for arm in simulation.trained}
     simulation.trained.clear()
-    confirm(choice, "own", 3, 1, simulation.train)
+    simulation.train(choice.confirmation(3), "")
     assert choice.challenger == "hull"
     assert {arm.candidate for arm in simulation.trained} == {"own", "hull"}
     assert chosen_on.isdisjoint(arm.seed for arm in simulation.trained)
 
 
 def test_the_grid_grows_for_all_if_the_best_rate_is_at_its_end() -> None:
-    def train(arms: Sequence[Arm], words: str) -> list[Score]:
-        return [Score(-abs(math.log10(arm.lr) - 1), 0.0) for arm in arms]
+    def train(arms: Sequence[Arm], words: str) -> dict[Arm, Score]:
+        return {arm: Score(-abs(math.log10(arm.lr) - 1), 0.0) for arm in arms}
 
     choice = choose(("own", "relu"), (0.1, 1.0), train)
     assert choice.grid == [0.1, 1.0, 10.0, 100.0]
     assert choice.rates == {"own": 10.0, "relu": 10.0}
-    assert not choice.at_edge
+    assert not any(map(choice.is_at_edge, choice.rates))
 
 
 def test_without_time_the_end_of_the_grid_is_reported() -> None:
-    choice = choose(
-        ("own", "relu"), (0.1, 1.0), lambda arms, _: [Score(arm.lr, 0.0) for arm in arms], may_extend=lambda runs: False
-    )
-    assert choice.at_edge == ["own", "relu"]
+    def train(arms: Sequence[Arm], words: str) -> dict[Arm, Score]:
+        return {arm: Score(arm.lr, 0.0) for arm in arms}
+
+    choice = choose(("own", "relu"), (0.1, 1.0), train, may_extend=lambda arms: False)
+    assert choice.is_at_edge("own")
+    assert choice.is_at_edge("relu")
 
 
 def test_without_time_for_another_round_the_leader_is_the_challenger() -> None:
@@ -110,8 +123,8 @@ def test_without_time_for_another_round_the_leader_is_the_challenger() -> None:
         CANDIDATES,
         RATES,
         simulation.train,
-        count_seeds=lambda left, runs: int(left == 3),
-        may_extend=lambda runs: False,
+        count_seeds=lambda pairs, first, left: int(left == 3),
+        may_extend=lambda arms: False,
     )
     assert choice.challenger == "hull"
     assert {arm.seed for arm in simulation.trained} == {0}
@@ -122,22 +135,34 @@ def test_runs_that_diverge_count_as_the_worst() -> None:
     scores |= {Arm("gelu", 0.1, 0): Score(-2.0, 0.0)}
     choice = Choice(rates=dict.fromkeys(("own", "relu", "gelu"), 0.1), scores=scores)
     assert choice.values("relu") == {0: -2.0}
-    assert judge([1.0, math.nan], [1.0, 1.0], worst=-5.0).gain == -3.0
+    assert judge([1.0, math.nan], [1.0, 1.0], worth=1.0, worst=-5.0).gain == -3.0
 
 
 def test_differences_without_scatter_decide_nothing() -> None:
-    assert judge([2.0, 3.0, 4.0], [1.0, 2.0, 3.0]).kind == UNDECIDED
-    assert judge([2.0, 3.0, 4.0], [2.0, 3.0, 4.0]).kind == KEEP
+    assert judge([2.0, 3.0, 4.0], [1.0, 2.0, 3.0], worth=5.0).kind == UNDECIDED
+    assert judge([1.0, 2.0, 3.0], [2.0, 3.0, 4.0], worth=5.0).kind == UNDECIDED
+    assert judge([2.0, 3.0, 4.0], [2.0, 3.0, 4.0], worth=5.0).kind == KEEP
 
 
 def test_looks_spend_one_twentieth_together() -> None:
     assert sum(alpha_of(look) for look in range(1, 50)) == pytest.approx(0.05)
 
 
-@given(st.lists(st.tuples(st.floats(-10, 10), st.floats(-10, 10)), min_size=2, max_size=8))
-def test_a_win_has_an_interval_above_zero(pairs: list[tuple[float, float]]) -> None:
+@given(st.lists(st.tuples(st.floats(-10, 10), st.floats(-10, 10)), min_size=2, max_size=8), st.floats(0.01, 10))
+def test_a_win_has_an_interval_above_zero_and_a_keep_one_below_worth(
+    pairs: list[tuple[float, float]], worth: float
+) -> None:
     one, two = zip(*pairs, strict=True)
-    verdict = judge(one, two)
+    verdict = judge(one, two, worth)
     assert (verdict.kind == WINS) == (verdict.deviation > 0 and verdict.gain - verdict.half >= 0 and verdict.p <= 0.025)
     if verdict.kind == KEEP:
-        assert not verdict.gain - verdict.half > 0
+        assert verdict.gain + verdict.half < worth
+
+
+def test_more_seeds_would_show_the_gain_or_that_it_is_not_worth_a_change() -> None:
+    def more(gain: float, worth: float) -> int | None:
+        return Verdict(gain, 1.0, worth, 0.025, 0.5, pairs=4, deviation=1.0, look=1).more
+
+    assert more(0.9, worth=1.0) == more(0.1, worth=1.0)  # as far from zero as the other is from what is worth it
+    assert more(-0.5, worth=0.5) == more(1.0, worth=0.5)
+    assert more(0.1, worth=0.2) is None

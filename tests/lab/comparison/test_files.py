@@ -70,8 +70,8 @@ def test_folders_of_images_are_bytes_until_a_network_sees_them(tmp_path: Path) -
                 Image.fromarray(np.full((6, 6), 25 * i, np.uint8)).save(tmp_path / split / kind / f"{i}.png")
     data = open_files(tmp_path)
     assert data.train[0].dtype == torch.uint8
-    assert data.example is not None
-    assert data.example.max() <= 1
+    assert data.first is not None
+    assert data.first[0].max() <= 1
     inputs, _ = data.loader(torch.device("cpu")).load_batch(torch.tensor([[0, 1]]))
     assert inputs.dtype == torch.float32
 

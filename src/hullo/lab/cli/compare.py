@@ -24,6 +24,13 @@ def compare(
         Path, typer.Argument(metavar="DATA", help="A folder of images, a CSV file, or arrays in .npz or .safetensors.")
     ],
     minutes: Annotated[float, typer.Option(help="The budget; more minutes extend an earlier comparison.")] = 10.0,
+    worth: Annotated[
+        float | None,
+        typer.Option(
+            help="The smallest gain that would make you change the activation, in units of the metric.",
+            show_default="0.3 points of accuracy, or 1 % of what the network scores as it is",
+        ),
+    ] = None,
     candidate: Annotated[
         list[str] | None,
         typer.Option(
@@ -64,10 +71,11 @@ def compare(
     quiet: QuietOption = False,
 ) -> None:
     """Find out which activation to use in your network, and how sure that is. The same command resumes and extends."""
+    if not quiet:
+        typer.echo(f"hullo: reading {data}", err=True)
     from hullo.lab.comparison import compare as run
     from hullo.lab.comparison.candidates import DEFAULT
-    from hullo.lab.comparison.files import open_files
-    from hullo.lab.comparison.network_file import open_network
+    from hullo.lab.comparison.files import open_files, open_network
 
     with report_interruption(output), report_errors(), report_warnings():
         opened = open_files(data, target=target, image_size=image_size, regress=loss in ("mse", "mae"))
@@ -75,6 +83,7 @@ def compare(
             open_network(network, opened),
             opened,
             minutes=minutes,
+            worth=worth,
             candidates=candidate or DEFAULT,
             loss=loss,
             metric=metric,
@@ -90,5 +99,5 @@ def compare(
             quiet=quiet,
         )
         result.to_csv(result.folder / "table.csv")
+    typer.echo(f"records, weights and table: {result.folder}\na page: hullo report {result.folder}\n")
     console().print(str(result), soft_wrap=True, highlight=False, markup=False)
-    typer.echo(f"records, weights and table: {result.folder}; a page: hullo report {result.folder}")

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from hullo.lab.recorder import find_layers
 from hullo.lab.run.local import Learned
 from hullo.lab.spec.activation import ActivationSpec
-from hullo.lab.spec.records import round_numbers, spell_module
 from hullo.surgery import parameter_groups
 
 _OPTIMIZERS: dict[str, tuple[Callable[..., torch.optim.Optimizer], dict[str, float]]] = {
@@ -57,80 +56,38 @@ class Alone(nn.Module):
         call: Callable[..., Tensor] = vars(self)["_call"]
         return call(*inputs).unsqueeze(0)
 
+    def state_dict(self) -> dict[str, Tensor]:  # type: ignore[override]
+        return {name: tensor.unsqueeze(0) for name, tensor in self.network.state_dict().items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:  # type: ignore[override]
+        self.network.load_state_dict({name: tensor[0] for name, tensor in state.items()})
+
+    def make_optimizer(
+        self, name: str, schedule: Callable[[], Tensor], **settings: Sequence[float]
+    ) -> torch.optim.Optimizer:
+        """Return an optimizer of PyTorch, given settings of the one member and the factor of its learning rates."""
+        kind, options = _OPTIMIZERS[name]
+        own: dict[str, Any] = {key: value for key, (value,) in settings.items()}
+        groups = parameter_groups(self.network, **own)
+        optimizer = kind([{"initial_lr": group["lr"], **group} for group in groups], **options)
+
+        def set_rates(*_: object) -> None:
+            for group in optimizer.param_groups:
+                group["lr"] = group["initial_lr"] * float(schedule())
+
+        optimizer.register_step_pre_hook(set_rates)
+        return optimizer
+
     @property
     def coefficients(self) -> Tensor:
         """Return the coefficients of all layers in one row."""
         return torch.cat([torch.zeros(0), *(layer.read().flatten() for layer in self.layers)])[None]
 
     def learned(self, points: Sequence[Tensor], row: ActivationSpec) -> Learned:
-        """Return what the network learned, as records have it, given the coefficients by epoch."""
+        """Return what the network learned, given the coefficients by epoch."""
         if not row.learns:
             return Learned([], [], [])
         shapes = [layer.read().shape for layer in self.layers]
         parts = [point[0].split_with_sizes([shape.numel() for shape in shapes]) for point in points]
         by_epoch = [[rows.view(shape) for rows, shape in zip(part, shapes, strict=True)] for part in parts]
-        means = [[round_numbers(rows.mean(0).tolist()) for rows in point] for point in by_epoch]
-        channels = [[*map(round_numbers, rows.tolist())] for rows in by_epoch[-1]] if row.per == "channel" else []
-        return Learned(means, channels, [spell_module(layer.name) for layer in self.layers])
-
-
-class AloneOptimizer:
-    """An optimizer of PyTorch for a single network, with the interface of those of populations."""
-
-    def __init__(
-        self,
-        alone: Alone,
-        name: str,
-        *,
-        lr: Sequence[float],
-        weight_decay: Sequence[float],
-        coefficient_lr_scale: Sequence[float],
-        schedule: Callable[[Tensor], Tensor],
-    ) -> None:
-        groups = parameter_groups(
-            alone.network, lr=lr[0], weight_decay=weight_decay[0], coefficient_lr_scale=coefficient_lr_scale[0]
-        )
-        kind, options = _OPTIMIZERS[name]
-        self.inner: torch.optim.Optimizer = kind(groups, lr=lr[0], **options)
-        self.rates = [group["lr"] for group in self.inner.param_groups]
-        self.updates, self.schedule = torch.zeros((), dtype=torch.float64), schedule
-
-    def zero_grad(self) -> None:
-        self.inner.zero_grad()
-
-    @torch.no_grad()
-    def step(self) -> None:
-        """Update every parameter."""
-        factor = float(self.schedule(self.updates))
-        for group, rate in zip(self.inner.param_groups, self.rates, strict=True):
-            group["lr"] = rate * factor
-        self.updates += 1
-        self.inner.step()
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return the state as tensors by name; before the first step there are none of parameters."""
-        tensors = {
-            f"{number}.{name}": value
-            for number, parameter in enumerate(self._parameters())
-            for name, value in self.inner.state.get(parameter, {}).items()
-            if isinstance(value, Tensor)
-        }
-        return {"updates": self.updates, **tensors}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Load a state; what it does not have is zero, as before the first step."""
-        self.updates.copy_(state["updates"])
-        for number, parameter in enumerate(self._parameters()):
-            own = {name.split(".", 1)[1]: value for name, value in state.items() if name.startswith(f"{number}.")}
-            known = self.inner.state[parameter]
-            for name, value in known.items():
-                if isinstance(value, Tensor) and name not in own:
-                    value.zero_()
-            for name, value in own.items():
-                if isinstance(known.get(name), Tensor):
-                    known[name].copy_(value)
-                else:
-                    known[name] = value.clone()
-
-    def _parameters(self) -> list[nn.Parameter]:
-        return [parameter for group in self.inner.param_groups for parameter in group["params"]]
+        return Learned.of(row, (layer.name for layer in self.layers), by_epoch)

@@ -8,16 +8,19 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from hullo.lab.comparison.candidates import DEFAULT, fingerprint, make_from, prepare
+from hullo.lab.comparison.budget import Clock
+from hullo.lab.comparison.candidates import DEFAULT, prepare
 from hullo.lab.comparison.data import Data, read_data
-from hullo.lab.comparison.engine import CPU_MEMBERS, GPU_MEMBERS, Clock, Engine
+from hullo.lab.comparison.engine import CPU_MEMBERS, GPU_MEMBERS, Engine
 from hullo.lab.comparison.procedure import Procedure
 from hullo.lab.comparison.result import Result
 from hullo.lab.comparison.store import Store
 from hullo.lab.comparison.task import Loss, make_task
-from hullo.lab.comparison.trial import OPTIMIZERS, Settings, Step
+from hullo.lab.comparison.trial import OPTIMIZERS, Setup, Step
+from hullo.lab.files import checksum
 from hullo.lab.progress import PipeConsole, Progress
 from hullo.lab.signals import stop_request
 from hullo.lab.spec.environment import choose_device, device_name, environment
@@ -33,6 +36,7 @@ def compare(
     val: Any = None,
     *,
     minutes: float = 10.0,
+    worth: float | None = None,
     candidates: Sequence[Any] | Mapping[str, Any] = DEFAULT,
     loss: str | Loss | None = None,
     metric: str | Callable[[Tensor, Tensor], Any] | None = None,
@@ -62,6 +66,8 @@ def compare(
         test: the same; a fifth of `train` is split off if there is none.
         val: validation data; 15 % of `train` are split off if there are none.
         minutes: the budget, of all calls together.
+        worth: the smallest gain that would make you change the activation, in units of the metric; by default 0.3
+            points of accuracy, or 1 % of what the network as it is scores on validation data.
         candidates: what to compare with the network as it is: names such as "gelu", spellings such as
             "convex(identity,relu)", "hull" for a learned affine hull that starts as what it replaces, or functions as
             `hull` of :func:`hullo.replace_activations`.
@@ -96,49 +102,58 @@ def compare(
     """
     if minutes <= 0:
         raise ValueError(f"minutes={minutes}: must be above 0")
+    if worth is not None and not 0 < worth < float("inf"):
+        raise ValueError(f"worth={worth}: must be above 0, in units of the metric, as in 0.3 for points of accuracy")
     for what, value, valid in (("optimizer", optimizer, OPTIMIZERS), ("precision", precision, ("float32", "bfloat16"))):
         if value not in valid:
             raise ValueError(f"unknown {what} {value!r}; available: {', '.join(valid)}")
     clock = Clock(60 * minutes)
-    data = train if isinstance(train, Data) else read_data(train, val, test, _spell_name(name or "data"))
-    if step is not None and not data.is_stream:
-        raise ValueError("step takes the batches of a DataLoader; give one as train, val and test")
-    task = make_task(
-        data.targets, loss, "loss" if step else metric, higher_is_better=higher_is_better, scale=data.scale
-    )
-    example = None if step else data.example
-    make = make_from(network, example)
-    found, notes = prepare(make, candidates, example)
-    rates = _read_rates(lr, optimizer)
-    settings = Settings(epochs or 1, batch_size, optimizer, weight_decay, precision)
-    names = (_spell_name(getattr(network, "__name__", type(network).__name__)), data.name)
-    chosen = choose_device(device)
-    described = (data.fingerprint(), fingerprint(make(0), example), [item.name for item in found], task.metric.name)
-    trained = (getattr(loss, "__name__", loss), epochs, rates, batch_size, optimizer, weight_decay, precision)
-    digest = hashlib.sha256(repr((*names, *described, *trained)).encode()).hexdigest()[:8]
-    store = Store(Path(output) / f"{names[0]}-{names[1]}-{digest}", task.metric.sign)
-    clock.spent = store.spent
     with Progress(PipeConsole(stderr=True), quiet=quiet) as progress, stop_request() as stop:
+        progress.describe("preparing data and networks")
+        data = train if isinstance(train, Data) else read_data(train, val, test, _spell_name(name or "data"))
+        if step is not None and not data.is_stream:
+            raise ValueError("step takes the batches of a DataLoader; give one as train, val and test")
+        inputs, targets = (None, None) if step else data.first or (None, None)
+        if inputs is None and step is None:
+            raise ValueError("batches are not pairs of inputs and targets; give a step of your own")
+        options: dict[str, Any] = {"higher_is_better": higher_is_better, "scale": data.scale, "target": data.target}
+        task = make_task(targets, loss, "loss" if step else metric, **options)
+        found, notes = prepare(network, candidates, inputs)
+        rates, chosen = _read_rates(lr, optimizer), choose_device(device)
+        setup = Setup(
+            {item.name: item for item in found},
+            data.loader(chosen),
+            task,
+            inputs,
+            step,
+            batch_size,
+            optimizer,
+            weight_decay,
+            precision,
+        )
+        names = (_spell_name(getattr(network, "__name__", type(network).__name__)), data.name)
+        described = (*names, data.fingerprint(), _fingerprint(found[0].make(0), inputs), *setup.candidates)
+        trained = (getattr(loss, "__name__", loss), epochs, rates, batch_size, optimizer, weight_decay, precision)
+        digest = hashlib.sha256(repr((*described, task.metric.name, *trained)).encode()).hexdigest()[:8]
+        store = Store(Path(output) / f"{names[0]}-{names[1]}-{digest}", task.metric.sign)
+        clock.spent = store.state.get("seconds", 0.0)
         for note in notes:
             progress.note(note)
         if chosen.type == "cpu":
             progress.note("training on a CPU, with fewer networks than a GPU would train in the same time")
-        engine = Engine(
-            store,
-            {item.name: item for item in found},
-            data.loader(chosen),
-            task,
-            settings,
-            example,
-            step,
-            names,
-            environment(device_name(chosen)),
-            progress,
-            clock,
-            stop,
-            members=CPU_MEMBERS if chosen.type == "cpu" else GPU_MEMBERS,
-        )
-        return Procedure(engine, rates, epochs, seeds, data.split, notes).run()
+        members, where = CPU_MEMBERS if chosen.type == "cpu" else GPU_MEMBERS, environment(device_name(chosen))
+        engine = Engine(setup, store, names, where, progress, clock, stop, members)
+        return Procedure(engine, rates, epochs, seeds, worth, data.split, notes).run()
+
+
+def _fingerprint(network: nn.Module, example: Tensor | None) -> str:
+    """Return a checksum of a network's initial weights, and of what it computes for example inputs."""
+    weights = {name: value.contiguous() for name, value in network.state_dict().items() if isinstance(value, Tensor)}
+    if example is None:
+        return checksum(weights)
+    with torch.no_grad():
+        output = network.eval()(example)
+    return checksum(weights, f"{output.double().abs().sum().item():.4g}" if isinstance(output, Tensor) else "")
 
 
 def _read_rates(lr: float | Sequence[float] | None, optimizer: str) -> tuple[float, ...]:

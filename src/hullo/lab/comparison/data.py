@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +14,10 @@ from torch.utils.data import DataLoader
 
 from hullo.lab.comparison.task import as_input
 from hullo.lab.data.augment import draw_order
+from hullo.lab.data.dataset import hold_out
 from hullo.lab.distributed import World
+from hullo.lab.files import checksum
 from hullo.lab.run.loop import Batch
-from hullo.population.rng import Purpose, open_streams, permute
 
 EVAL_BATCH_SIZE = 250
 VAL_SHARE, TEST_SHARE = 0.15, 0.2
@@ -40,68 +40,56 @@ class Data:
     test: Any
     split: str
     scale: float = 1.0  # of targets that were standardized
+    target: str = "the target"
 
     @property
     def is_stream(self) -> bool:
         return isinstance(self.train, DataLoader)
 
     @property
-    def targets(self) -> Tensor | None:
-        """Return some targets, to know their kind; None if batches are not pairs of tensors."""
-        first = next(iter(self.train)) if self.is_stream else self.train
-        is_pair = isinstance(first, (tuple, list)) and len(first) == 2
-        return first[1] if is_pair and isinstance(first[1], Tensor) else None
-
-    @property
-    def example(self) -> Tensor | None:
-        """Return some inputs of a network; None if batches are not pairs of tensors."""
-        first = next(iter(self.train)) if self.is_stream else self.train
-        is_pair = isinstance(first, (tuple, list)) and len(first) == 2
-        return as_input(first[0][:8].cpu()) if is_pair and isinstance(first[0], Tensor) else None
+    def first(self) -> Pair | None:
+        """Return some inputs, as networks take them, and targets; None if batches are not pairs of tensors."""
+        batch = next(iter(self.train)) if self.is_stream else self.train
+        is_pair = isinstance(batch, (tuple, list)) and len(batch) == 2 and all(isinstance(t, Tensor) for t in batch)
+        return (as_input(batch[0][:8].cpu()), batch[1]) if is_pair else None
 
     def loader(self, device: torch.device) -> TensorLoader | StreamLoader:
         """Return the loader of the data on a device."""
         return StreamLoader(self, device) if self.is_stream else TensorLoader(self, device)
 
     def fingerprint(self) -> str:
-        """Return a digest of all tensors; of a DataLoader, of its first batches."""
-        digest = hashlib.sha256()
-        for part in (self.train, self.val, self.test):
-            items = next(iter(part)) if isinstance(part, DataLoader) else part
-            for leaf in pytree.tree_leaves(items):
-                if isinstance(leaf, Tensor):
-                    digest.update(f"{leaf.dtype} {tuple(leaf.shape)}".encode())
-                    digest.update(leaf.detach().cpu().contiguous().numpy().tobytes() if not self.is_stream else b"")
-        return digest.hexdigest()
+        """Return a checksum of all tensors; of a DataLoader, the kinds of tensors in its first batches."""
+        if not self.is_stream:
+            parts = {f"{name}{i}": t for name in ("train", "val", "test") for i, t in enumerate(getattr(self, name))}
+            shapes = str([(tensor.dtype, tensor.shape) for tensor in parts.values()])
+            return checksum({name: tensor.detach().cpu().contiguous() for name, tensor in parts.items()}, shapes)
+        leaves = (pytree.tree_leaves(next(iter(loader))) for loader in (self.train, self.val, self.test))
+        return str([(leaf.dtype, leaf.shape) for part in leaves for leaf in part if isinstance(leaf, Tensor)])
 
 
 def read_data(train: Any, val: Any, test: Any, name: str = "data") -> Data:
     """Return the data of the arguments `train`, `val` and `test`: pairs of tensors or arrays, or DataLoaders."""
     if isinstance(train, DataLoader):
         for part, given in (("val", val), ("test", test)):
-            if not isinstance(given, DataLoader):
-                raise ValueError(f"train is a DataLoader, so {part} must be one, too; got {type(given).__name__}")
-            if not hasattr(given.dataset, "__len__"):
-                raise ValueError(f"the DataLoader {part} has no length; give one of a data set with a length")
+            if not isinstance(given, DataLoader) or not hasattr(given.dataset, "__len__"):
+                kind = "one without a length" if isinstance(given, DataLoader) else type(given).__name__
+                raise ValueError(
+                    f"train is a DataLoader, so {part} must be one of a data set with a length; got {kind}"
+                )
         return Data(name, train, val, test, "as given")
-    pair = _read_pair(train, "train")
-    said = []
-    if test is None:
-        pair, tested = _split(pair, TEST_SHARE, 1, "test")
-        said.append(f"test: {len(tested[1]):,} samples split off")
-    else:
-        tested = _read_pair(test, "test")
-    if val is None:
-        pair, held_out = _split(pair, VAL_SHARE, 0, "val")
-        said.append(f"validation: {len(held_out[1]):,} samples split off")
-    else:
-        held_out = _read_pair(val, "val")
-    for part, other in (("val", held_out), ("test", tested)):
-        for kind, one, two in zip(("inputs", "targets"), pair, other, strict=True):
+    pair, said = _read_pair(train, "train"), []
+    parts = {"test": test, "val": val}
+    for part, share, words in (("test", TEST_SHARE, "test"), ("val", VAL_SHARE, "validation")):
+        if parts[part] is None:
+            pair, parts[part] = _split(pair, share, part)
+            said.append(f"{words}: {len(parts[part][1]):,} samples split off")
+        else:
+            parts[part] = _read_pair(parts[part], part)
+        for kind, one, two in zip(("inputs", "targets"), pair, parts[part], strict=True):
             if one.shape[1:] != two.shape[1:] or one.is_floating_point() != two.is_floating_point():
                 shapes = f"{one.dtype} {tuple(one.shape[1:])} and {two.dtype} {tuple(two.shape[1:])}"
                 raise ValueError(f"the {kind} of train and {part} differ: {shapes} for each sample")
-    return Data(name, pair, held_out, tested, "; ".join(said) or "as given")
+    return Data(name, pair, parts["val"], parts["test"], "; ".join(said) or "as given")
 
 
 def _read_pair(given: Any, name: str) -> Pair:
@@ -123,24 +111,26 @@ def _as_tensor(given: Any, name: str) -> Tensor:
         raise ValueError(f"{name} cannot be read as numbers; got {type(given).__name__}") from None
     if tensor.dim() == 0:
         raise ValueError(f"{name} is a single number; give one row per sample")
-    if tensor.dtype == torch.float64:
-        return tensor.float()
-    is_whole = tensor.dtype != torch.uint8 and not tensor.is_floating_point()
-    return tensor.long() if is_whole or (tensor.dtype == torch.uint8 and tensor.dim() == 1) else tensor
+    if tensor.is_floating_point():
+        return tensor.float() if tensor.dtype == torch.float64 else tensor
+    return tensor if tensor.dtype == torch.uint8 and tensor.dim() > 1 else tensor.long()
 
 
-def _split(pair: Pair, share: float, seed: int, what: str) -> tuple[Pair, Pair]:
+def _split(pair: Pair, share: float, what: str) -> tuple[Pair, Pair]:
     """Split off a share of the samples: of each class in proportion where targets are classes."""
     x, y = pair
     if len(y) < MIN_SAMPLES:
         raise ValueError(f"train has {len(y)} samples, too few to split off a part of them; give {what}")
-    (order,) = permute(open_streams(torch.tensor([seed]), Purpose.VALIDATION, 0), len(y))
-    if y.dim() == 1 and not y.is_floating_point():
-        order = order[y.cpu()[order].argsort(stable=True)]  # by class, so that every n-th sample is proportional
-    held_out = torch.zeros(len(y), dtype=torch.bool)
-    places = torch.arange(round(share * len(y)), dtype=torch.float64)
-    held_out[order[((places + 0.5) / share).long().clamp_max(len(y) - 1)]] = True
-    held_out = held_out.to(y.device)
+    is_classes = y.dim() == 1 and not y.is_floating_point()
+    labels = (
+        torch.unique(y, return_inverse=True)[1]
+        if is_classes
+        else torch.zeros(len(y), dtype=torch.long, device=y.device)
+    )
+    try:
+        held_out = hold_out(labels, round(share * len(y)), seed=0)
+    except ValueError:
+        raise ValueError(f"train has too few samples of each class to split off a part of them; give {what}") from None
     return (x[~held_out], y[~held_out]), (x[held_out], y[held_out])
 
 
@@ -188,23 +178,22 @@ class StreamLoader:
         self._spec: Any = None
 
     def batches(self, seeds: Tensor, epoch: int, size: int, start: int, world: World) -> Iterator[Batch]:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(epoch)
-            for number, batch in enumerate(self.train):
-                if number >= start:
-                    yield 1, self._flatten(batch)
+        for number, batch in enumerate(self._read(self.train, epoch)):
+            if number >= start:
+                yield 1, batch
 
     def eval_batches(self, name: str) -> Iterator[tuple[Tensor, ...]]:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            for batch in self.sets[name]:
-                yield self._flatten(batch)
+        yield from self._read(self.sets[name], 0)
 
-    def load_batch(self, *batch: Tensor) -> Any:
-        return pytree.tree_unflatten(list(batch), self._spec)
+    def _read(self, loader: Any, seed: int) -> Iterator[tuple[Tensor, ...]]:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            for batch in loader:
+                leaves, self._spec = pytree.tree_flatten(batch)
+                yield tuple(leaf.to(self.device) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+
+    def load_batch(self, *batch: Tensor) -> tuple[Any]:
+        """Return the batch as the DataLoader yielded it."""
+        return (pytree.tree_unflatten(list(batch), self._spec),)
 
     load_eval = load_batch
-
-    def _flatten(self, batch: Any) -> tuple[Tensor, ...]:
-        leaves, self._spec = pytree.tree_flatten(batch)
-        return tuple(leaf.to(self.device) if isinstance(leaf, Tensor) else leaf for leaf in leaves)

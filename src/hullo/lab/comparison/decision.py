@@ -1,30 +1,34 @@
 """The decision: which runs to train, which candidate to confirm, and what that shows.
 
 Everything here is a function of scores. `train` is whatever returns them: an engine that trains networks, or a
-simulation that draws random numbers, by which the error rate of the whole procedure is tested. Scores are higher for
+simulation that draws random numbers, by which the error rates of the whole procedure are tested. Scores are higher for
 better networks, and NaN for those that diverged.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from statistics import mean, stdev
+from typing import NamedTuple
 
 from hullo.lab.analysis.power import detectable_difference, seeds_needed
 from hullo.lab.analysis.statistics import ALPHA, p_value, pooled_deviation, t_quantile
 
+ORIGINAL = "own"
+"""The name of the network as it is."""
 FRESH = 1000
 """The first seed of the confirmation; choices are made on seeds from 0."""
 MAX_EXTENSIONS = 2
 """How often the grid of learning rates may grow."""
+MAX_PAIRS = 100
+"""The largest number of seeds of the confirmation."""
 WINS, KEEP, UNDECIDED = "wins", "keep", "undecided"
 
 
-@dataclass(frozen=True, order=True)
-class Arm:
+class Arm(NamedTuple):
     """A run: a candidate, its learning rate and a seed."""
 
     candidate: str
@@ -32,15 +36,15 @@ class Arm:
     seed: int
 
 
-@dataclass(frozen=True)
-class Score:
+class Score(NamedTuple):
     """The scores of a run after the epoch that was best on validation data; higher is better, NaN if it diverged."""
 
     val: float
     test: float
 
 
-Train = Callable[[Sequence[Arm], str], Sequence[Score]]
+Train = Callable[[Sequence[Arm], str], Mapping[Arm, Score]]
+Pairs = Sequence[tuple[str, float]]
 
 
 @dataclass
@@ -49,30 +53,41 @@ class Choice:
 
     rates: dict[str, float] = field(default_factory=dict)  # the best learning rate of each candidate
     challenger: str = ""
-    scores: dict[Arm, Score] = field(default_factory=dict)
-    at_edge: list[str] = field(default_factory=list)  # candidates with the best rate at an end of the grid
     grid: list[float] = field(default_factory=list)
+    scores: dict[Arm, Score] = field(default_factory=dict)
 
     def values(self, candidate: str, lr: float | None = None) -> dict[int, float]:
         """Return the validation scores of a candidate by seed, at its best rate or a given one.
 
         A run that diverged counts as the worst of all runs.
         """
-        rate = self.rates[candidate] if lr is None else lr
-        worst = worst_of(score.val for score in self.scores.values())
-        runs = {arm.seed: s.val for arm, s in self.scores.items() if (arm.candidate, arm.lr) == (candidate, rate)}
+        rate, worst = self.rates[candidate] if lr is None else lr, worst_of(score.val for score in self.scores.values())
+        runs = {arm.seed: score.val for arm, score in self.scores.items() if arm[:2] == (candidate, rate)}
         return {seed: fill(value, worst) for seed, value in sorted(runs.items())}
 
-    def deviation(self, original: str) -> float | None:
+    def mean(self, candidate: str, lr: float | None = None) -> float:
+        return mean(self.values(candidate, lr).values())
+
+    def is_at_edge(self, candidate: str) -> bool:
+        """Return whether the best rate of a candidate is at an end of the grid."""
+        return len(self.grid) > 1 and self.rates[candidate] in (self.grid[0], self.grid[-1])
+
+    @property
+    def deviation(self) -> float | None:
         """Return the standard deviation of differences from the original between runs of the same seed."""
-        own = self.values(original)
-        others = [self.values(candidate) for candidate in self.rates if candidate != original]
+        own = self.values(ORIGINAL)
+        others = [self.values(candidate) for candidate in self.rates if candidate != ORIGINAL]
         return pooled_deviation([[other[seed] - own[seed] for seed in other if seed in own] for other in others])
+
+    def confirmation(self, pairs: int) -> list[Arm]:
+        """Return the runs of the confirmation: the challenger and the original, on fresh seeds."""
+        names, seeds = (self.challenger, ORIGINAL), range(FRESH, FRESH + pairs)
+        return [Arm(name, self.rates[name], seed) for seed in seeds for name in names]
 
 
 def worst_of(values: Iterable[float]) -> float:
     """Return the smallest finite number; 0 if there is none."""
-    return min((value for value in values if math.isfinite(value)), default=0.0)
+    return min(filter(math.isfinite, values), default=0.0)
 
 
 def fill(value: float, worst: float) -> float:
@@ -84,8 +99,8 @@ def choose(
     rates: Sequence[float],
     train: Train,
     *,
-    count_seeds: Callable[[int, int], int] = lambda left, runs: 1,
-    may_extend: Callable[[int], bool] = lambda runs: True,
+    count_seeds: Callable[[Pairs, int, int], int] = lambda pairs, first, left: 1,
+    may_extend: Callable[[Sequence[Arm]], bool] = lambda arms: True,
 ) -> Choice:
     """Choose the challenger by successive halving on validation scores.
 
@@ -94,46 +109,41 @@ def choose(
     and adds seeds to the others and to the original.
 
     Args:
-        candidates: their names; the first is the original, which is never dropped.
+        candidates: their names; the original, which is never dropped, among them.
         rates: the grid of learning rates.
         train: trains runs, with a description of the round, and returns their scores.
-        count_seeds: number of seeds that a round adds, given how many rounds are left and its runs for each seed. A
-            round after the first may add none.
-        may_extend: whether there is time for a number of runs to extend the grid.
+        count_seeds: number of seeds that a round adds, given its candidates with their rates, the first seed, and how
+            many rounds are left. A round after the first may add none.
+        may_extend: whether there is time for the runs that extend the grid.
 
     >>> quality = {"own": 0.0, "relu": 0.1, "gelu": 0.5}
-    >>> choose(list(quality), [0.1], lambda arms, _: [Score(quality[arm.candidate], 0) for arm in arms]).challenger
+    >>> choose(list(quality), [0.1], lambda arms, _: {arm: Score(quality[arm.candidate], 0) for arm in arms}).challenger
     'gelu'
     """
-    choice, (original, *challengers) = Choice(grid=sorted(rates)), candidates
+    choice, challengers = Choice(grid=sorted(rates)), [name for name in candidates if name != ORIGINAL]
     sizes = halvings(len(challengers))
 
-    def run(pairs: Sequence[tuple[str, float]], seeds: range, words: str) -> None:
-        arms = [Arm(name, lr, seed) for seed in seeds for name, lr in pairs]
-        choice.scores.update(zip(arms, train(arms, words), strict=True))
-
-    def settle() -> None:
+    def settle(arms: Sequence[Arm], words: str) -> None:
+        choice.scores |= train(arms, words)
         for name in candidates:
-            choice.rates[name] = max(choice.grid, key=lambda lr: mean(choice.values(name, lr).values()))
+            choice.rates[name] = max(choice.grid, key=lambda lr: choice.mean(name, lr))
 
-    seeds = range(count_seeds(len(sizes), len(candidates) * len(choice.grid)))
-    run([*product(candidates, choice.grid)], seeds, f"round 1 of {1 + len(sizes)}")
-    settle()
+    pairs, words = [*product(candidates, choice.grid)], f"round 1 of {1 + len(sizes)}"
+    seeds = range(count_seeds(pairs, 0, len(sizes)))
+    settle([Arm(*pair, seed) for seed in seeds for pair in pairs], words)
     for _ in range(MAX_EXTENSIONS):
         new = _beyond(choice)
-        if not new or not may_extend(len(candidates) * len(seeds) * len(new)):
+        arms = [Arm(name, lr, seed) for seed in seeds for name, lr in product(candidates, new)]
+        if not arms or not may_extend(arms):
             break
-        run([*product(candidates, new)], seeds, f"round 1 of {1 + len(sizes)}, more learning rates")
         choice.grid = sorted([*choice.grid, *new])
-        settle()
-    ends = {choice.grid[0], choice.grid[-1]} if len(choice.grid) > 1 else set()
-    choice.at_edge = [name for name in candidates if choice.rates[name] in ends]
+        settle(arms, f"{words}, more learning rates")
     for number, size in enumerate(sizes, 1):
-        challengers.sort(key=lambda name: mean(choice.values(name).values()), reverse=True)
-        challengers = challengers[:size]
-        seeds = range(seeds.stop, seeds.stop + count_seeds(len(sizes) - number, 1 + size))
-        words = f"round {1 + number} of {1 + len(sizes)}"
-        run([(name, choice.rates[name]) for name in (original, *challengers)], seeds, words)
+        challengers = sorted(challengers, key=choice.mean, reverse=True)[:size]
+        pairs = [(name, choice.rates[name]) for name in (ORIGINAL, *challengers)]
+        seeds = range(seeds.stop, seeds.stop + count_seeds(pairs, seeds.stop, len(sizes) - number))
+        arms = [Arm(*pair, seed) for seed in seeds for pair in pairs]
+        choice.scores |= train(arms, f"round {1 + number} of {1 + len(sizes)}")
     (choice.challenger,) = challengers
     return choice
 
@@ -151,22 +161,16 @@ def halvings(challengers: int) -> list[int]:
 
 
 def _beyond(choice: Choice) -> list[float]:
-    """Return the rates beyond the ends of the grid at which a candidate was best."""
-    grid, best = choice.grid, set(choice.rates.values())
+    """Return the rates beyond the ends of the grid at which a candidate was best, rounded to two digits.
+
+    >>> _beyond(Choice({"own": 0.003}, grid=[0.0003, 0.001, 0.003]))
+    [0.009]
+    """
+    grid, best = choice.grid, choice.rates.values()
     if len(grid) < 2:
         return []
-    below = [_spell_rate(grid[0] ** 2 / grid[1])] if grid[0] in best else []
-    above = [_spell_rate(grid[-1] ** 2 / grid[-2])] if grid[-1] in best else []
-    return below + above
-
-
-def _spell_rate(lr: float) -> float:
-    """Round a rate to two digits, so that grids of 1, 3, 10 stay so.
-
-    >>> _spell_rate(0.003**2 / 0.001)
-    0.009
-    """
-    return float(f"{lr:.2g}")
+    ends = [(grid[0], grid[1])] * (grid[0] in best) + [(grid[-1], grid[-2])] * (grid[-1] in best)
+    return [float(f"{end**2 / inner:.2g}") for end, inner in ends]
 
 
 def count_runs(candidates: int, rates: int) -> int:
@@ -183,9 +187,9 @@ class Verdict:
     """The result of the confirmation: the gain of the challenger over the original on fresh seeds and the test data.
 
     Args:
-        kind: "wins", "keep" (the original), or "undecided".
         gain: the mean difference; positive if the challenger is better.
         half: half of the interval's width, at the level 1 - alpha.
+        worth: the smallest gain that is worth a change.
         alpha: the error rate of this look.
         p: of the paired t test.
         pairs: number of seeds.
@@ -193,9 +197,9 @@ class Verdict:
         look: how often the test was made, this time included.
     """
 
-    kind: str
     gain: float
     half: float
+    worth: float
     alpha: float
     p: float
     pairs: int
@@ -203,17 +207,30 @@ class Verdict:
     look: int
 
     @property
-    def more(self) -> int | None:
-        """Return the number of further seeds that would decide if mean and deviation stayed; None if too many."""
-        if not 0 < self.deviation < math.inf:
-            return None
-        needed = seeds_needed(self.gain, self.deviation, alpha_of(self.look + 1))
-        return None if needed is None else max(1, needed - self.pairs)
+    def kind(self) -> str:
+        """Return "wins", "keep" (the original), or "undecided".
+
+        The challenger wins if it is significantly better. The original is kept if gains above `worth` are excluded.
+        Differences that are all the same, and not zero, do not say how far others would scatter.
+        """
+        if self.gain > 0 and self.p <= self.alpha:
+            return WINS
+        return KEEP if self.excluded < self.worth and (self.deviation or not self.gain) else UNDECIDED
 
     @property
     def excluded(self) -> float:
         """Return the gain above which all are excluded."""
         return self.gain + self.half
+
+    @property
+    def more(self) -> int | None:
+        """Return the number of further seeds that would decide if mean and deviation stayed; None if too many."""
+        if not 0 < self.deviation < math.inf:
+            return None
+        shown = [gain for gain in (self.gain, self.worth - self.gain) if gain > 0]  # a win, or that it is not worth it
+        needed = [seeds_needed(gain, self.deviation, alpha_of(self.look + 1)) for gain in shown]
+        least = min((count for count in needed if count is not None), default=math.inf)
+        return max(1, int(least) - self.pairs) if least <= MAX_PAIRS else None
 
 
 def alpha_of(look: int) -> float:
@@ -225,47 +242,39 @@ def alpha_of(look: int) -> float:
     return float(ALPHA / 2**look)
 
 
-def judge(challenger: Sequence[float], original: Sequence[float], look: int = 1, worst: float | None = None) -> Verdict:
+def judge(
+    challenger: Sequence[float], original: Sequence[float], worth: float, look: int = 1, worst: float = math.inf
+) -> Verdict:
     """Judge the test scores of both, with the same seeds, by one paired t test.
-
-    The challenger wins if it is significantly better. Otherwise the original is kept if the gains that the test would
-    have found with a probability of 0.8 are excluded.
 
     Args:
         challenger, original: scores by seed; NaN for a run that diverged, which counts as the worst of all.
+        worth: the smallest gain that is worth a change.
         look: how often the test is made on growing numbers of seeds, this time included.
         worst: the worst score of other runs.
 
-    >>> judge([90.1, 90.4, 90.2, 90.6], [89.0, 89.2, 89.3, 89.4]).kind
+    >>> judge([90.1, 90.4, 90.2, 90.6], [89.0, 89.2, 89.3, 89.4], worth=0.3).kind
     'wins'
-    >>> judge([90.1, 90.4, 90.2, 90.6], [90.2, 90.3, 90.3, 90.5]).kind
+    >>> judge([90.1, 90.4, 90.2, 90.6], [90.2, 90.3, 90.3, 90.5], worth=0.3).kind
     'keep'
+    >>> judge([90.1, 90.4, 90.2, 90.6], [90.2, 90.3, 90.3, 90.5], worth=0.1).kind
+    'undecided'
     """
-    known = [value for value in (*challenger, *original) if math.isfinite(value)]
-    floor = worst_of([*known, *([] if worst is None else [worst])])
+    floor = worst_of([*challenger, *original, worst])
     differences = [fill(one, floor) - fill(two, floor) for one, two in zip(challenger, original, strict=True)]
     count, alpha = len(differences), alpha_of(look)
     gain, deviation = mean(differences), stdev(differences) if count > 1 else math.inf
     half = t_quantile(count - 1, 1 - alpha) * deviation / math.sqrt(count) if count > 1 else math.inf
-    p = p_value(differences) if deviation else 1.0  # equal differences do not say how far others would scatter
-    if p <= alpha:
-        kind = WINS if gain > 0 else KEEP
-    elif count > 1 and gain + half < detectable_difference(deviation, count, alpha):
-        kind = KEEP
-    else:
-        kind = KEEP if gain == deviation == 0 else UNDECIDED
-    return Verdict(kind, gain, half, alpha, p, count, deviation, look)
+    p = p_value(differences) if deviation else 1.0
+    return Verdict(gain, half, worth, alpha, p, count, deviation, look)
 
 
-def confirm(choice: Choice, original: str, pairs: int, look: int, train: Train) -> Verdict:
-    """Train the challenger and the original on fresh seeds, those of earlier looks included, and judge them."""
-    names, seeds = (choice.challenger, original), range(FRESH, FRESH + pairs)
-    arms = [Arm(name, choice.rates[name], seed) for seed in seeds for name in names]
-    scores = dict(zip(arms, train(arms, "confirmation"), strict=True))
-    one, two = ([scores[Arm(name, choice.rates[name], seed)].test for seed in seeds] for name in names)
-    return judge(one, two, look, worst_of(score.test for score in choice.scores.values()))
+def confirm(choice: Choice, pairs: int, worth: float, look: int, scores: Mapping[Arm, Score]) -> Verdict:
+    """Judge the challenger on fresh seeds, those of earlier looks included."""
+    tests = [scores[arm].test for arm in choice.confirmation(pairs)]
+    return judge(tests[::2], tests[1::2], worth, look, worst_of(score.test for score in choice.scores.values()))
 
 
-def detectable(deviation: float, pairs: int, look: int = 1) -> float:
+def detectable(deviation: float, pairs: int, look: int) -> float:
     """Return the gain that a confirmation finds with a probability of 0.8."""
     return detectable_difference(deviation, pairs, alpha_of(look))

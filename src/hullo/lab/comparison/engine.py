@@ -3,67 +3,35 @@
 from __future__ import annotations
 
 import gc
-import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from threading import Event
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save
-from torch import Tensor
 
 from hullo._compat import is_out_of_memory
-from hullo.lab.comparison.candidates import Candidate
+from hullo.lab.comparison.budget import Clock, Cost, OutOfTime
 from hullo.lab.comparison.decision import FRESH, Arm, Score
-from hullo.lab.comparison.plan import Cost
-from hullo.lab.comparison.store import CHECKPOINT, Store
-from hullo.lab.comparison.task import Task
-from hullo.lab.comparison.trial import Settings, Step, Trial
-from hullo.lab.files import atomic_write, read_safetensors
+from hullo.lab.comparison.store import Store
+from hullo.lab.comparison.trial import Setup, Trial
 from hullo.lab.progress import Progress
+from hullo.lab.run.local import build_record
+from hullo.lab.run.weights import MORE, ChosenEpochs
 from hullo.lab.spec.environment import Environment
-from hullo.lab.spec.records import ACCURACY, Record, round_number, round_numbers
+from hullo.lab.spec.records import ACCURACY, Record, round_number
 from hullo.lab.spec.run_spec import Spec
 
 CHECKPOINT_EVERY = 30.0
 """Seconds between checkpoints."""
 CPU_MEMBERS, MAX_CPU_MEMBERS, GPU_MEMBERS = 8, 64, 512
 """Numbers of networks in a population. On a CPU, more save time only where networks are small."""
+NO_COST = Cost(0.0, 0.0, 0.0)
 MEASURED_STEPS, MEASURED_EPOCHS = 10, 10**6
 """The steps that are measured before the plan is made, of a training that is not finished."""
-
-
-class OutOfTime(Exception):  # noqa: N818  (it is no error)
-    """Raised if the next runs do not fit into the minutes that are left."""
-
-
-@dataclass
-class Clock:
-    """The time of a comparison over all calls.
-
-    Args:
-        seconds: the budget.
-        spent: seconds that earlier calls took.
-    """
-
-    seconds: float
-    spent: float = 0.0
-
-    def __post_init__(self) -> None:
-        self._started = time.monotonic()
-
-    @property
-    def used(self) -> float:
-        return self.spent + time.monotonic() - self._started
-
-    @property
-    def left(self) -> float:
-        return self.seconds - self.used
 
 
 @dataclass
@@ -73,31 +41,27 @@ class Engine:
     Args:
         names: of the network and the data, for records.
         cost: the time that populations take, once it is measured.
+        pace: how much longer they took than that.
     """
 
+    setup: Setup
     store: Store
-    candidates: Mapping[str, Candidate]
-    loader: Any
-    task: Task
-    settings: Settings
-    example: Tensor | None
-    step: Step | None
     names: tuple[str, str]
     environment: Environment
     progress: Progress
     clock: Clock
     stop: Event
-    cost: Cost = field(default_factory=lambda: Cost(0.0, 0.0, 0.0))
+    members: int
+    epochs: int = 1
+    cost: Cost = NO_COST
     pace: float = 1.0
-    members: int = CPU_MEMBERS
 
-    def train(self, arms: Sequence[Arm], words: str) -> list[Score]:
+    def train(self, arms: Sequence[Arm], words: str) -> dict[Arm, Score]:
         """Train the runs without a record, and return the scores of all; raise OutOfTime if they do not fit."""
-        missing = [arm for arm in arms if arm not in self.store.records]
-        total = len(missing)
-        while missing:
+        total = len(self.missing(arms))
+        while missing := self.missing(arms):
             population = next(self._populations(missing))
-            if self.predict(len(population)) > self.clock.left:
+            if self.predict(population) > self.clock.left:
                 raise OutOfTime
             try:
                 self._train(population, words, total - len(missing), total)
@@ -105,20 +69,25 @@ class Engine:
                 if not is_out_of_memory(error) or len(population) == 1:
                     raise
                 self._halve(len(population))
-            missing = [arm for arm in missing if arm not in self.store.records]
-        scores = [self.store.score(arm) for arm in arms]
-        return [score for score in scores if score is not None]
+        return {arm: self.store.score(arm) for arm in arms}
 
-    def predict(self, runs: int) -> float:
-        """Return the seconds that a number of runs will take, at the pace of those that were trained in this call."""
-        return self.pace * self.cost.seconds(runs, self.members, self.settings.epochs)
+    def missing(self, arms: Sequence[Arm]) -> list[Arm]:
+        """Return the runs without a record."""
+        return [arm for arm in arms if arm not in self.store.records]
+
+    def predict(self, arms: Sequence[Arm]) -> float:
+        """Return the seconds that runs will take, at the pace of those that were trained in this call."""
+        return self.predict_runs(len(self.missing(arms)))
+
+    def predict_runs(self, runs: int) -> float:
+        return self.pace * self.cost.seconds(runs, self.members, self.epochs)
 
     def _populations(self, arms: Sequence[Arm]) -> Iterator[list[Arm]]:
         """Yield runs that can be trained side by side, in parts of about the same size."""
         groups: dict[Any, list[Arm]] = {}
         for arm in arms:
-            candidate = self.candidates[arm.candidate]
-            groups.setdefault(arm if candidate.alone else candidate.group, []).append(arm)
+            candidate = self.setup.candidates[arm.candidate]
+            groups.setdefault(arm if candidate.is_alone else candidate.group, []).append(arm)
         for group in groups.values():
             parts = math.ceil(len(group) / self.members)
             yield from (group[i * len(group) // parts : (i + 1) * len(group) // parts] for i in range(parts))
@@ -129,123 +98,90 @@ class Engine:
         self.members = max(1, members // 2)
         self.progress.note(f"memory ran out with {members} networks at once; going on with {self.members}")
 
-    def trial(self, arms: Sequence[Arm], settings: Settings | None = None) -> Trial:
-        return Trial(arms, self.candidates, self.loader, self.task, settings or self.settings, self.example, self.step)
-
     def _train(self, arms: list[Arm], words: str, done: int, total: int) -> None:
         """Train a population, from its checkpoint if there is one, and record its runs."""
         started = self.clock.used
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(arms[0].seed)
-            trial = self.trial(arms)
-            self._restore(trial)
-            is_new = trial.epoch == trial.step == 0
-            names = [self.candidates[name].label for name in dict.fromkeys(arm.candidate for arm in arms)]
-            said = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
-            title = f"{words}: {len(arms)} network{'s' * (len(arms) > 1)}, {said}"
+            trial = Trial(arms, self.setup, self.epochs)
+            state, best = self.store.load_checkpoint(arms, self.setup.loader.device)
+            chosen = ChosenEpochs(best)
+            if state:
+                trial.load_state_dict(state)
+
+            def save() -> None:
+                self.store.save_checkpoint(arms, trial.state_dict(), chosen.state)
+                self.store.update(seconds=self.clock.used)
+
+            title = f"{words}: {self._describe(arms)}"
             self.progress.start_step(f"{title}, {spell_time(self.clock.left)} left", done, total)
-            saved = last = time.monotonic()
-            for _ in trial.advance():
-                now = time.monotonic()
-                trial.seconds += now - last
-                last = now
+            for _ in trial.run(self.stop, save, CHECKPOINT_EVERY):
+                if trial.step == 0:
+                    chosen.update(trial, **({} if trial.examples is None else {"examples": trial.examples}))
                 fraction = (trial.epoch + trial.step / trial.steps) / trial.epochs
-                epoch = min(trial.epoch + 1, trial.epochs)
-                self.progress.update(
-                    fraction * len(arms),
-                    f"{title}, epoch {epoch} of {trial.epochs}, {spell_time(self.clock.left)} left",
-                )
-                if self.stop.is_set() or now - saved > CHECKPOINT_EVERY:
-                    self._save(trial)
-                    saved = time.monotonic()
-                if self.stop.is_set():
-                    raise KeyboardInterrupt
-            self._record(trial)
-        if is_new:  # half of what is known, half of what is new
-            now = (self.clock.used - started) / self.cost.seconds(len(arms), self.members, self.settings.epochs)
+                at = f"epoch {min(trial.epoch + 1, trial.epochs)} of {trial.epochs}"
+                self.progress.update(fraction * len(arms), f"{title}, {at}, {spell_time(self.clock.left)} left")
+            self._record(trial, chosen)
+        if not state:  # half of what is known, half of what is new
+            now = (self.clock.used - started) / self.cost.seconds(len(arms), self.members, self.epochs)
             self.pace = (self.pace + now) / 2
 
-    def _record(self, trial: Trial) -> None:
+    def _describe(self, arms: Sequence[Arm]) -> str:
+        labels = list(dict.fromkeys(self.setup.candidates[arm.candidate].label for arm in arms))
+        more = f" and {len(labels) - 1} more" if len(labels) > 1 else ""
+        return f"{len(arms)} network{'s' * (len(arms) > 1)}, {labels[0]}{more}"
+
+    def _record(self, trial: Trial, chosen: ChosenEpochs) -> None:
+        """Record the runs of a trial, after the weights of those that are the best of their candidate."""
+        chosen.load_into(trial.population)
         records = [self._to_record(trial, k) for k in range(len(trial.arms))]
-        for name in {arm.candidate for arm in trial.arms}:
-            known = [self.store.score(arm) for arm in self.store.records if arm.candidate == name]
-            own = [k for k, arm in enumerate(trial.arms) if arm.candidate == name and not records[k].diverged]
-            best = max(own, key=lambda k: float(trial.best_value[k]), default=None)
-            if best is not None and all(not score.val >= float(trial.best_value[best]) for score in known if score):
-                self.store.save_weights(name, trial.network(best))
-        self.store.add(records, self.clock.used)
+        best: dict[str, tuple[float, int | None]] = {}
+        known = ((arm, score.val, None) for arm, score in self.store.scores().items())
+        new = ((arm, self.store.score_of(records[k]).val, k) for k, arm in enumerate(trial.arms))
+        for arm, value, k in (*known, *new):
+            if value > best.get(arm.candidate, (-math.inf,))[0]:  # NaN is not
+                best[arm.candidate] = value, k
+        for name, (_, k) in best.items():
+            if k is not None:
+                self.store.save_weights(self.setup.candidates[name].label, trial.population[k])
         for k, arm in enumerate(trial.arms):
             if arm.seed >= FRESH and trial.examples is not None:
-                self.store.save_examples(arm, trial.examples[k])
+                self.store.save_examples(records[k], chosen.state[f"{MORE}examples"][k])
+        self.store.add(records)
+        self.store.update(seconds=self.clock.used)
 
     def _to_record(self, trial: Trial, k: int) -> Record:
-        arm, curves, metric = trial.arms[k], trial.curves, self.task.metric
-        candidate, settings = self.candidates[arm.candidate], self.settings
-        learned = trial.learned(k, candidate)
-        finite = curves["finite"][:, k].tolist()
-        for epoch, point in enumerate(learned.points[1:]):
-            finite[epoch] = finite[epoch] and all(number is not None for layer in point for number in layer)
-        words = f"batch_size={settings.batch_size} lr={arm.lr:g} optimizer={settings.optimizer}"
-        scores = {name: [*map(round_number, curves[f"{name}_metric"][:, k].tolist())] for name in ("test", "val")}
+        arm, metric, setup = trial.arms[k], self.setup.task.metric, self.setup
+        scores = {name: [*map(round_number, trial.curves[f"{name}_metric"][:, k].tolist())] for name in ("test", "val")}
         if metric.name == ACCURACY:
             compared: dict[str, Any] = {f"{name}_accuracy": values for name, values in scores.items()}
         else:
             compared = {"test_accuracy": [], "metric": metric.name, "lower_is_better": not metric.higher}
             compared |= {f"{name}_metric": values for name, values in scores.items()}
-        row = candidate.row
-        return Record(
-            spec=Spec(*self.names, arm.candidate, seed=arm.seed, epochs=settings.epochs, settings=words),
-            ended="finished" if all(finite) else f"diverged in epoch {finite.index(False) + 1}",
-            train_loss=round_numbers(curves["train_loss"][:, k].tolist()),
-            test_loss=round_numbers(curves["test_loss"][:, k].tolist()),
-            val_loss=round_numbers(curves["val_loss"][:, k].tolist()),
-            bases=[item.name for item in row.bases] if row.learns else [],
-            coefficients=learned.points,
-            channels=learned.channels,
-            layers=learned.layers,
-            members=len(trial.arms),
-            seconds=round(trial.seconds, 3),
-            environment=self.environment,
-            **compared,
-        )
-
-    def _save(self, trial: Trial) -> None:
-        tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in trial.state_dict().items()}
-        with atomic_write(self.store.folder / CHECKPOINT) as file:
-            file.write(save(tensors, {"arms": _spell(trial.arms)}))
-        self.store.update(seconds=self.clock.used)
-
-    def _restore(self, trial: Trial) -> None:
-        """Continue from a checkpoint of the same runs; one of others, or a damaged one, is left alone."""
-        path = self.store.folder / CHECKPOINT
-        if not path.exists():
-            return
-        try:
-            metadata, tensors = read_safetensors(path)
-        except (SafetensorError, OSError):
-            return
-        if metadata.get("arms") == _spell(trial.arms):
-            trial.load_state_dict({name: tensor.to(self.loader.device) for name, tensor in tensors.items()})
+        words = f"batch_size={setup.batch_size} lr={arm.lr:g} optimizer={setup.optimizer}"
+        spec = Spec(*self.names, arm.candidate, seed=arm.seed, epochs=self.epochs, settings=words)
+        learned = trial.learned(k, setup.candidates[arm.candidate])
+        return build_record(trial, k, spec, learned, self.environment, **compared)
 
     def measure(self, arms: Sequence[Arm]) -> Cost:
         """Measure the seconds of an epoch of a small and of a large population, and those to set it up."""
         large = max(self._populations(arms), key=len)
-        measured = [self._measure(part) for part in ([large] if len(large) == 1 else [large[:1], large])]
-        return Cost.of(measured[-1][0], [(count, seconds) for _, count, seconds in measured])
+        (_, one), (setup, many) = self._measure(large[:1]), self._measure(large)
+        return Cost.of(setup, (1, one), (len(large), many))
 
-    def _measure(self, arms: Sequence[Arm]) -> tuple[float, int, float]:
-        """Return the seconds to set up a population, its size, and the seconds of an epoch."""
+    def _measure(self, arms: Sequence[Arm]) -> tuple[float, float]:
+        """Return the seconds to set up a population, and those of an epoch."""
         started = self._now()
-        trial = self.trial(arms, replace(self.settings, epochs=MEASURED_EPOCHS))
+        trial = Trial(arms, self.setup, MEASURED_EPOCHS)
         steps = trial.advance()
         next(steps)
         setup = self._now() - started
         if trial.steps > MEASURED_STEPS:
             seconds = self._time(lambda: [next(steps) for _ in range(MEASURED_STEPS)]) * trial.steps / MEASURED_STEPS
-            return setup, len(arms), seconds + self._time(trial.evaluate)
+            return setup, seconds + self._time(trial.evaluate)
         while trial.step:
             next(steps)
-        return setup, len(arms), self._time(lambda: [next(steps) for _ in range(trial.steps + 1)])
+        return setup, self._time(lambda: [next(steps) for _ in range(trial.steps + 1)])
 
     def _time(self, action: Callable[[], object]) -> float:
         started = self._now()
@@ -253,13 +189,9 @@ class Engine:
         return self._now() - started
 
     def _now(self) -> float:
-        if self.loader.device.type == "cuda":
+        if self.setup.loader.device.type == "cuda":
             torch.cuda.synchronize()
         return time.monotonic()
-
-
-def _spell(arms: Sequence[Arm]) -> str:
-    return json.dumps([[arm.candidate, arm.lr, arm.seed] for arm in arms])
 
 
 def spell_time(seconds: float) -> str:

@@ -1,24 +1,48 @@
-"""Data of a comparison from files: folders of images, arrays, and tables in CSV."""
+"""Networks and data of a comparison from files: a class in Python, folders of images, arrays, and tables in CSV."""
 
 from __future__ import annotations
 
 import csv
-import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hullo.lab.comparison.data import Data, read_data
+from hullo.lab.comparison.task import as_input
 from hullo.lab.data.own import open_data
 from hullo.lab.data.release import DataError
+from hullo.lab.networks import OwnNetwork
+from hullo.lab.spec.activation import ActivationSpec
 
 MAX_CLASSES = 20
 """Targets with more different whole numbers are regressed."""
 MAX_WORDS = 50
 """Columns with more different words are refused: they are names or texts."""
 MISSING = ("", "na", "nan", "null", "?")
+
+
+def open_network(source: str, data: Data) -> Callable[[], nn.Module]:
+    """Return a function that builds a network of a user's file: ``my_network.py:Net``.
+
+    It is called with those of `in_channels`, `image_size` and `num_classes` that it has arguments for; with targets of
+    regression, `num_classes` is how many numbers there are.
+    """
+    own, example, targets = OwnNetwork.open(source), as_input(data.train[0][:8]), data.train[1]
+    side = example.shape[-1] if example.dim() == 4 and example.shape[-1] == example.shape[-2] else 0
+    if targets.is_floating_point():
+        outputs = targets[0].numel()
+    else:
+        outputs = 1 + max(int(part[1].max()) for part in (data.train, data.val, data.test))
+    sizes = {"in_channels": example.shape[1], "image_size": side, "num_classes": outputs}
+
+    def build() -> nn.Module:
+        return own.build(ActivationSpec.parse("own"), example, int(torch.initial_seed()), sizes)
+
+    build.__name__ = f"{own.path.stem}.{own.attribute}"
+    return build
 
 
 def open_files(
@@ -73,11 +97,12 @@ def read_csv(path: Path, target: str | None = None, *, regress: bool = False) ->
     if not columns:
         raise DataError(f"{path} has only the column {name!r}; give others to predict it from")
     features = torch.cat([_encode(cells, f"{path}, column {column!r}") for column, cells in columns.items()], 1)
-    targets, scale = _read_targets(aimed, f"{path}, column {name!r}", regress=regress)
-    data = read_data((features, targets), None, None, _spell(path.stem))
+    targets = _read_targets(aimed, f"{path}, column {name!r}", regress=regress)
+    data = read_data((features, targets), None, None, re.sub(r"[^\w.-]", "_", path.stem) or "table")
+    data.target = name
     if gaps := len(rows) - len(complete):
         data.split += f"; {gaps:,} rows with gaps left out"
-    return _standardize(data, is_regression=scale)
+    return _standardize(data)
 
 
 def _read_rows(path: Path) -> tuple[list[str], list[list[str]]]:
@@ -120,8 +145,8 @@ def _encode(cells: Sequence[str], where: str) -> Tensor:
     return torch.tensor([[float(cell == word) for word in words] for cell in cells], dtype=torch.float64)
 
 
-def _read_targets(cells: Sequence[str], where: str, *, regress: bool) -> tuple[Tensor, bool]:
-    """Return the targets, and whether they are regressed."""
+def _read_targets(cells: Sequence[str], where: str, *, regress: bool) -> Tensor:
+    """Return the targets: classes as whole numbers, or numbers to regress as floats."""
     numbers = _numbers(cells)
     if numbers is None:
         words = sorted(set(cells))
@@ -129,24 +154,20 @@ def _read_targets(cells: Sequence[str], where: str, *, regress: bool) -> tuple[T
             raise DataError(
                 f"{where}: words such as {words[0]!r} cannot be regressed, and at most {MAX_WORDS} are classes"
             )
-        return torch.tensor([words.index(cell) for cell in cells]), False
+        return torch.tensor([words.index(cell) for cell in cells])
     values = torch.unique(numbers)
     if not regress and len(values) <= MAX_CLASSES and bool((values == values.round()).all()):
-        return torch.searchsorted(values, numbers), False
-    return numbers[:, None], True
+        return torch.searchsorted(values, numbers)
+    return numbers[:, None]
 
 
-def _standardize(data: Data, *, is_regression: bool) -> Data:
+def _standardize(data: Data) -> Data:
     """Scale features, and targets of regression, by means and deviations of the training rows."""
     x, y = data.train
     shift, scale = x.mean(0), x.std(0).clamp_min(1e-12)
-    aim, unit = (float(y.mean()), float(y.std()) or 1.0) if is_regression else (0.0, 1.0)
+    is_regression = y.is_floating_point()
+    mean, data.scale = (float(y.mean()), float(y.std()) or 1.0) if is_regression else (0.0, 1.0)
     for name in ("train", "val", "test"):
         inputs, targets = getattr(data, name)
-        setattr(data, name, ((inputs - shift) / scale, (targets - aim) / unit if is_regression else targets))
-    data.scale = unit if math.isfinite(unit) else 1.0
+        setattr(data, name, ((inputs - shift) / scale, (targets - mean) / data.scale if is_regression else targets))
     return data
-
-
-def _spell(name: str) -> str:
-    return "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in name) or "table"

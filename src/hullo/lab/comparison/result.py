@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 from statistics import mean
 
@@ -13,25 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from hullo.lab.analysis.statistics import t_quantile
-from hullo.lab.comparison.candidates import ORIGINAL, Candidate
+from hullo.lab.comparison.budget import Plan
+from hullo.lab.comparison.candidates import AS_IT_IS, HULL, Candidate
 from hullo.lab.comparison.cost import StepCost
-from hullo.lab.comparison.decision import FRESH, KEEP, WINS, Arm, Choice, Verdict, fill, worst_of
-from hullo.lab.comparison.plan import Plan
+from hullo.lab.comparison.decision import FRESH, KEEP, ORIGINAL, WINS, Choice, Verdict, fill, worst_of
 from hullo.lab.comparison.store import Store
 from hullo.lab.comparison.task import Metric
 
-COLUMNS = (
-    "candidate",
-    "lr",
-    "role",
-    "validation",
-    "change",
-    "validation_seeds",
-    "test",
-    "test_seeds",
-    "diverged",
-    "trained",
-)
 CONFIRMED, EXPLORED = "confirmed", "exploratory"
 
 
@@ -44,7 +32,6 @@ class Row:
     """
 
     candidate: str
-    label: str
     lr: float
     role: str
     validation: float
@@ -66,6 +53,7 @@ class Result:
         rows: the lines of the table.
         verdict: the numbers of the confirmation; None if the time ran out before.
         choice: the runs on validation data, and the challenger.
+        worth: the smallest gain that is worth a change; None if it is not known yet.
         costs: of a training step of the original and of the challenger, each as a single network.
         folder: the records, the weights and the plan.
     """
@@ -80,9 +68,10 @@ class Result:
     verdict: Verdict | None
     store: Store
     example: Tensor | None
+    worth: float | None = None
     power: float | None = None
     costs: list[StepCost] = field(default_factory=list)
-    needed: float | None = None  # seconds that would decide
+    needed: float | None = None  # minutes, in all, that would decide
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -96,29 +85,27 @@ class Result:
         return self.network_of(self.choice.challenger if wins else ORIGINAL)
 
     def network_of(self, candidate: str) -> nn.Module:
-        """Return the candidate's network that was best on validation data, after its best epoch."""
-        names = {item.name: item for item in self.candidates}
-        if candidate not in names:
-            raise ValueError(f"unknown candidate {candidate!r}; available: {', '.join(names)}")
-        item = names[candidate]
-        return item.plain(self.store.load_weights(candidate, item.build(0, self.example)))
+        """Return the network of a candidate, by its label or its spelling, that was best on validation data."""
+        for item in self.candidates:
+            if candidate in (item.name, item.label):
+                return item.plain(self.store.load_weights(item.label, item.build(0, self.example)))
+        labels = ", ".join(item.label for item in self.candidates)
+        raise ValueError(f"unknown candidate {candidate!r}; available: {labels}")
 
     @property
     def rows(self) -> list[Row]:
-        """Return the lines of the table, those that stayed longest first, then the best on validation data."""
+        """Return the network as it is, then the others: those that stayed longest first, then by their change."""
         rows = [self._row(item) for item in self.candidates if item.name in self.choice.rates]
-        return sorted(rows, key=lambda row: (-row.validation_seeds, -self.metric.sign * row.change))
+        return sorted(rows, key=lambda r: (r.candidate != AS_IT_IS, -r.validation_seeds, -self.metric.sign * r.change))
 
     def _row(self, item: Candidate) -> Row:
         sign, lr = self.metric.sign, self.choice.rates[item.name]
         is_confirmed = self.verdict is not None and item.name in (ORIGINAL, self.choice.challenger)
-        own = {arm: record for arm, record in self.store.records.items() if (arm.candidate, arm.lr) == (item.name, lr)}
-        scores = {arm: score for arm in own if (score := self.store.score(arm)) is not None}
-        worst = worst_of(score.test for arm in self.store.records if (score := self.store.score(arm)))
-        tested = [fill(s.test, worst) for arm, s in scores.items() if (arm.seed >= FRESH) == is_confirmed]
+        scores = self.store.scores()
+        own, worst = [arm for arm in scores if arm[:2] == (item.name, lr)], worst_of(s.test for s in scores.values())
+        tested = [fill(scores[arm].test, worst) for arm in own if (arm.seed >= FRESH) == is_confirmed]
         validation, original = self.choice.values(item.name), self.choice.values(ORIGINAL)
         return Row(
-            item.name,
             item.label,
             lr,
             CONFIRMED if is_confirmed else EXPLORED,
@@ -127,38 +114,55 @@ class Result:
             len(validation),
             sign * mean(tested) if tested else math.nan,
             len(tested),
-            sum(record.diverged for record in own.values()),
-            "one by one" if item.alone else "in a population",
+            sum(self.store.records[arm].diverged for arm in own),
+            "one by one" if item.is_alone else "in a population",
         )
+
+    @property
+    def challenger(self) -> str:
+        """Return the label of the challenger; an empty string if there is none yet."""
+        return next((item.label for item in self.candidates if item.name == self.choice.challenger), "")
 
     @property
     def finding(self) -> str:
         """Return what was found, in one sentence."""
-        challenger = self.choice.challenger
-        if self.verdict is None:
-            who = challenger or "a challenger"
+        found = self.verdict
+        if found is None:
+            who = self.challenger or "a challenger"
             return f"Undecided: the time ran out before {who} was confirmed; {self._would_decide()}."
-        found, unit = self.verdict, f" {self.metric.unit}" * bool(self.metric.unit)
-        seeds = f"{found.pairs} fresh seeds"
-        change = f"{self.metric.name} {self._signed(found.gain)} ± {_digits(found.half)}{unit}"
+        change = f"{self.metric.name} {self._signed(found.gain)} ± {self._spell(found.half)}"
         both = self._half_over_examples()
-        level = f"{100 * (1 - found.alpha):.4g} % interval over {seeds}"
-        level += f"; ± {_digits(both)} over seeds and test examples" if both is not None else ""
+        level = f"{100 * (1 - found.alpha):.4g} % interval over {found.pairs} fresh seeds"
+        level += f"; ± {self._spell(both)} over seeds and test examples" if both is not None else ""
+        worth = self._spell(found.worth)
         if found.kind == WINS:
-            return f"{challenger} beats the network as it is: {change} ({level}){self._spell_costs()}."
+            gain = (
+                f"more than the {worth} that are worth a change"
+                if found.gain - found.half > found.worth
+                else f"less than the {worth} that are worth a change"
+                if found.excluded < found.worth
+                else f"whether that is more than the {worth} that are worth a change is open"
+            )
+            return f"{self.challenger} beats the network as it is: {change} ({level}); {gain}{self._spell_costs()}."
         if found.kind == KEEP:
-            above = f"gains above {_digits(max(0.0, found.excluded))}{unit} are excluded"
-            return f"Keep what you have: {above}; challenger {challenger}: {change} ({level})."
-        return f"Undecided: challenger {challenger}: {change} ({level}); {self._would_decide()}."
+            above = f"gains above {self._spell(max(0.0, found.excluded))} are excluded"
+            why = f"{above}, and a change is worth {worth}"
+            return f"Keep what you have: {why}; challenger {self.challenger}: {change} ({level})."
+        tried = f"challenger {self.challenger}: {change} ({level})"
+        return f"Undecided: {tried}; gains above {worth} are not excluded; {self._would_decide()}."
+
+    def _spell(self, value: float) -> str:
+        return f"{spell_number(value)} {self.metric.unit}".rstrip()
 
     def _signed(self, gain: float) -> str:
         """Return a gain as a change of the metric: a gain of a lower metric is a negative change."""
-        return f"{'+' if self.metric.sign * gain >= 0 else '-'}{_digits(abs(gain))}"
+        return f"{'+' if self.metric.sign * gain >= 0 else '-'}{spell_number(abs(gain))}"
 
     def _would_decide(self) -> str:
         if self.needed is None:
             return "more seeds than are practical would be needed to decide"
-        return f"about {max(1, math.ceil(self.needed / 60))} more minutes would decide"
+        more = self.needed - self.store.state["seconds"] / 60
+        return f"about {max(1, math.ceil(more))} more minutes would decide: {math.ceil(self.needed)} in all"
 
     def _spell_costs(self) -> str:
         if len(self.costs) != 2 or not self.costs[0].seconds:
@@ -174,81 +178,76 @@ class Result:
 
         The variances of both means are added: s^2 / n over seeds and s^2 / N over examples.
         """
-        found, names = self.verdict, (self.choice.challenger, ORIGINAL)
-        if found is None or found.pairs < 2:
+        found = self.verdict
+        arms = [] if found is None else self.choice.confirmation(found.pairs)
+        parts = [self.store.load_examples(arm) for arm in arms]
+        known = [self.metric.slope(float(part.mean())) * part for part in parts if part is not None]
+        is_sound = not any(self.store.records[arm].diverged for arm in arms)
+        if found is None or len(known) < len(parts) or not is_sound or len(known[0]) < 2:
             return None
-        sides = []
-        for name in names:
-            arms = [Arm(name, self.choice.rates[name], FRESH + i) for i in range(found.pairs)]
-            if any(self.store.records[arm].diverged for arm in arms):
-                return None
-            parts = [self.store.load_examples(arm) for arm in arms]
-            known = [part for part in parts if part is not None]
-            if len(known) < len(parts) or not known:
-                return None
-            sides.append(torch.stack([self.metric.slope(float(part.mean())) * part for part in known]).mean(0))
-        difference = sides[0] - sides[1]
-        if len(difference) < 2:
-            return None
+        difference = torch.stack(known[::2]).mean(0) - torch.stack(known[1::2]).mean(0)
         variance = found.deviation**2 / found.pairs + float(difference.var()) / len(difference)
         return t_quantile(found.pairs - 1, 1 - found.alpha) * math.sqrt(variance)
 
     def __str__(self) -> str:
         better = "higher" if self.metric.higher else "lower"
         rates = ", ".join(f"{lr:g}" for lr in self.choice.grid or self.plan.rates)
-        head = [
-            f"{self.network} on {self.data}: {self.metric.name}, {better} is better",
+        lines = [
+            f"{self.network} on {self.data}: {f'{self.metric.name} {self.metric.scale}'.rstrip()}, {better} is better",
             f"data: {self.split}",
-            f"every run: {self.plan.epochs} epochs, at the best of the learning rates {rates} for each candidate",
+            f"each run: {self.plan.epochs} epochs, at the best learning rate of {rates}",
+            *([] if self.worth is None else [f"worth a change: a gain of {self._spell(self.worth)}"]),
+            *(f"{HULL}: {item.name}" for item in self.candidates if item.label == HULL),
+            *self.notes,
         ]
-        lines = [("candidate", "lr", "validation", "change", "test", "seeds", "")]
-        for row in self.rows:
-            notes = [row.role, *([f"{row.diverged} diverged"] if row.diverged else [])]
-            notes += ["best rate at the end of the grid"] if row.candidate in self.choice.at_edge else []
-            notes += ["trained one by one"] if row.trained == "one by one" else []
-            seeds = f"{row.validation_seeds} + {row.test_seeds}" if row.role == CONFIRMED else f"{row.validation_seeds}"
-            lines.append(
-                (
-                    row.label,
-                    f"{row.lr:g}",
-                    _digits(row.validation),
-                    "" if row.candidate == ORIGINAL else f"{'-' if row.change < 0 else '+'}{_digits(abs(row.change))}",
-                    _digits(row.test),
-                    seeds,
-                    ", ".join(notes),
-                )
+        if rows := self.rows:
+            at_edge = [item.label for item in self.candidates if self.choice.is_at_edge(item.name)]
+            marks = {row.candidate: "*" * (row.candidate in at_edge) for row in rows}
+            lines += ["", "exploratory, on validation data; changes are those on the same seeds"]
+            lines += _align(
+                ("candidate", "learning rate", "mean", "change", "seeds"),
+                *(
+                    (
+                        row.candidate,
+                        f"{row.lr:g}{marks[row.candidate]}",
+                        spell_number(row.validation),
+                        "" if row.candidate == AS_IT_IS else self._signed(self.metric.sign * row.change),
+                        str(row.validation_seeds),
+                    )
+                    for row in rows
+                ),
             )
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        table = [
-            "  ".join(
-                [
-                    line[0].ljust(widths[0]),
-                    *(c.rjust(w) for c, w in zip(line[1:-1], widths[1:-1], strict=True)),
-                    line[-1],
-                ]
-            ).rstrip()
-            for line in lines
-        ]
-        power = (
-            []
-            if self.power is None
-            else [f"power: a gain of {_digits(self.power)} is found with a probability of 80 %"]
-        )
-        return "\n".join([*head, *self.notes, "", *table, "", *power, self.finding])
+            lines += ["* at the end of the learning rates that were tried"] if at_edge else []
+            if diverged := [f"{row.candidate} {row.diverged}" for row in rows if row.diverged]:
+                lines.append(f"runs that diverged, and count as the worst: {', '.join(diverged)}")
+        if self.verdict is not None:
+            lines += ["", f"confirmation, on test data and {self.verdict.pairs} fresh seeds"]
+            confirmed = [row for row in rows if row.role == CONFIRMED]
+            lines += _align(("candidate", "mean"), *((row.candidate, spell_number(row.test)) for row in confirmed))
+        if self.power is not None:
+            lines.append(f"power: a gain of {self._spell(self.power)} is found with a probability of 80 %")
+        return "\n".join([*lines, "", self.finding])
 
     def to_csv(self, path: str | Path) -> None:
         """Write the table as CSV."""
         with Path(path).open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(COLUMNS)
-            for row in self.rows:
-                writer.writerow([getattr(row, name) for name in COLUMNS])
+            writer.writerow(item.name for item in fields(Row))
+            writer.writerows(map(astuple, self.rows))
 
 
-def _digits(value: float) -> str:
+def _align(*lines: Sequence[str]) -> Iterable[str]:
+    """Return lines of a table: the first column to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for first, *others in lines:
+        cells = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
+        yield "  ".join([first.ljust(widths[0]), *cells]).rstrip()
+
+
+def spell_number(value: float) -> str:
     """Return a number with the digits that matter: three, and at least two decimals from 0.1 to 1000.
 
-    >>> [_digits(v) for v in (91.234, 0.0123456, 49213.7)]
+    >>> [spell_number(v) for v in (91.234, 0.0123456, 49213.7)]
     ['91.23', '0.0123', '49214']
     """
     if not math.isfinite(value):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
@@ -17,7 +19,7 @@ from hullo.lab.files import atomic_write, make_directory
 from hullo.lab.spec.records import Record, Records
 from hullo.lab.spec.run_spec import Spec
 
-STATE, TRIALS, RECORDS, CHECKPOINT = "comparison.json", "trials.jsonl", "records.jsonl", "checkpoint.safetensors"
+STATE, TRIALS, RECORDS, CHECKPOINT = "comparison.json", "trials.jsonl", "records.jsonl", "checkpoint.pt"
 
 
 @dataclass
@@ -25,7 +27,8 @@ class Store:
     """Keep a comparison on disk, so that a killed one resumes and a finished one can be extended.
 
     ``trials.jsonl`` has a record of each run, at its learning rate; ``records.jsonl`` those at the rate that was chosen
-    for the candidate, which tables, figures and pages compare; ``comparison.json`` the plan, the looks and the finding.
+    for the candidate, which tables, figures and pages compare; ``comparison.json`` the plan, the choice, the looks and
+    the finding.
     """
 
     folder: Path
@@ -37,22 +40,11 @@ class Store:
         make_directory(self.folder)
         path = self.folder / STATE
         if path.exists():
-            with path.open("rb") as file:
-                try:
-                    self.state = json.load(file)
-                except ValueError as error:
-                    raise ValueError(f"{path} is damaged: {error}; delete it, or choose another output") from None
-        for record in self._trials.read():
-            self.records[_arm(record)] = record
-
-    @property
-    def _trials(self) -> Records:
-        return Records(self.folder / TRIALS)
-
-    @property
-    def spent(self) -> float:
-        """Return the seconds that were spent on this comparison."""
-        return float(self.state.get("seconds", 0.0))
+            try:
+                self.state = json.loads(path.read_bytes())
+            except ValueError as error:
+                raise ValueError(f"{path} is damaged: {error}; delete it, or choose another output") from None
+        self.records = {_arm(record): record for record in Records(self.folder / TRIALS).read()}
 
     def update(self, **changes: Any) -> None:
         """Change the state and write it atomically."""
@@ -60,65 +52,75 @@ class Store:
         with atomic_write(self.folder / STATE) as file:
             file.write(json.dumps(self.state, indent=1).encode() + b"\n")
 
-    def add(self, records: Iterable[Record], seconds: float) -> None:
-        """Append the records of runs; all together took some seconds up to now."""
-        new = list(records)
-        self._trials.add(new)
-        self.records |= {_arm(record): record for record in new}
-        self.update(seconds=seconds)
+    def add(self, records: Sequence[Record]) -> None:
+        """Append the records of runs."""
+        Records(self.folder / TRIALS).add(records)
+        self.records |= {_arm(record): record for record in records}
         (self.folder / CHECKPOINT).unlink(missing_ok=True)
 
-    def publish(self, rates: dict[str, float]) -> None:
+    def publish(self, rates: Mapping[str, float]) -> None:
         """Record the runs at the chosen learning rates for tables, figures and pages."""
         chosen = [record for arm, record in self.records.items() if rates.get(arm.candidate) == arm.lr]
         Records(self.folder / RECORDS).add(replace(record, spec=_tuned(record.spec)) for record in chosen)
 
-    def score(self, arm: Arm) -> Score | None:
-        """Return the score of a run; None if it was not trained."""
-        record = self.records.get(arm)
-        if record is None:
-            return None
+    def score(self, arm: Arm) -> Score:
+        """Return the score of a run."""
+        return self.score_of(self.records[arm])
+
+    def score_of(self, record: Record) -> Score:
         if record.diverged:
             return Score(math.nan, math.nan)
         values = [self.sign * value for value in record.val_scores]
         best = values.index(max(values))
         return Score(values[best], self.sign * record.test_scores[best])
 
+    def scores(self) -> dict[Arm, Score]:
+        """Return the scores of all runs."""
+        return {arm: self.score(arm) for arm in self.records}
+
+    def save_checkpoint(self, arms: Sequence[Arm], state: Mapping[str, Any], chosen: Mapping[str, Tensor]) -> None:
+        """Save the state of a training, and the states after the best epochs of its members."""
+        with atomic_write(self.folder / CHECKPOINT) as file:
+            torch.save({"arms": [tuple(arm) for arm in arms], "state": state, "chosen": chosen}, file)
+
+    def load_checkpoint(self, arms: Sequence[Arm], device: torch.device) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Return what `save_checkpoint` saved of these runs; empty if there is none."""
+        path = self.folder / CHECKPOINT
+        saved = torch.load(path, map_location=device, weights_only=True) if path.exists() else {}
+        return (saved["state"], saved["chosen"]) if saved.get("arms") == [tuple(arm) for arm in arms] else ({}, {})
+
     def save_weights(self, name: str, network: nn.Module) -> None:
         """Save the state dict of a network; its hulls can be restored from it."""
-        tensors = {
-            key: value.detach().cpu().contiguous().clone()
-            for key, value in network.state_dict().items()
-            if isinstance(value, Tensor)
-        }
-        path = self.weights_path(name)
-        path.parent.mkdir(exist_ok=True)
-        with atomic_write(path) as file:
-            file.write(save(tensors))
+        self._save(self._weights_path(name), {k: v for k, v in network.state_dict().items() if isinstance(v, Tensor)})
 
     def load_weights(self, name: str, network: nn.Module) -> nn.Module:
         """Load the weights of a candidate's best member into a network of its structure."""
-        network.load_state_dict(load_file(self.weights_path(name)))
+        path = self._weights_path(name)
+        if not path.exists():
+            raise ValueError(f"there are no weights of {name}: all its runs diverged")
+        network.load_state_dict(load_file(path))
         return network.eval()
 
-    def weights_path(self, name: str) -> Path:
-        letters = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in name).strip("-")
+    def _weights_path(self, name: str) -> Path:
+        letters = re.sub(r"[^\w.-]", "-", name).strip("-")
         return self.folder / "weights" / f"{letters}.safetensors"
 
-    def save_examples(self, arm: Arm, scores: Tensor) -> None:
+    def save_examples(self, record: Record, scores: Tensor) -> None:
         """Save the score of each test sample, of a run of the confirmation."""
-        path = self._examples_path(arm)
-        path.parent.mkdir(exist_ok=True)
-        with atomic_write(path) as file:
-            file.write(save({"scores": scores.float().cpu().contiguous()}))
+        self._save(self._examples_path(record), {"scores": scores.float()})
 
     def load_examples(self, arm: Arm) -> Tensor | None:
         """Return what `save_examples` saved."""
-        path = self._examples_path(arm)
+        path = self._examples_path(self.records[arm])
         return load_file(path)["scores"].double() if path.exists() else None
 
-    def _examples_path(self, arm: Arm) -> Path:
-        return self.folder / "examples" / f"{self.records[arm].spec.id}.safetensors"
+    def _examples_path(self, record: Record) -> Path:
+        return self.folder / "examples" / f"{record.spec.id}.safetensors"
+
+    def _save(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
+        path.parent.mkdir(exist_ok=True)
+        with atomic_write(path) as file:
+            file.write(save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}))
 
 
 def _arm(record: Record) -> Arm:

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hullo.lab.spec.records import ACCURACY
+
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -48,6 +50,7 @@ class Metric:
         finish: the function of the mean.
         slope: its derivative.
         unit: what a difference is measured in.
+        scale: what it is measured in, for the head of a table.
     """
 
     name: str
@@ -57,11 +60,20 @@ class Metric:
     finish: Callable[[float], float] = float
     slope: Callable[[float], float] = lambda mean: 1.0
     unit: str = ""
+    scale: str = ""
 
     @property
     def sign(self) -> float:
         """Return 1 if higher is better, else -1."""
         return 1.0 if self.higher else -1.0
+
+    def default_worth(self, value: float) -> float:
+        """Return the gain that is worth a change if a user does not say: 0.3 points of accuracy, else 1 % of a value.
+
+        >>> METRICS["accuracy"].default_worth(90.0), METRICS["rmse"].default_worth(50.0)
+        (0.3, 0.5)
+        """
+        return 0.3 if self.name == ACCURACY else abs(value) / 100
 
 
 def _hits(outputs: Tensor, targets: Tensor, losses: Tensor) -> Tensor:
@@ -76,8 +88,9 @@ def _hits(outputs: Tensor, targets: Tensor, losses: Tensor) -> Tensor:
     return 100 * hits * losses.isfinite()
 
 
-def _metrics(scale: float) -> dict[str, Metric]:
+def _metrics(scale: float, target: str) -> dict[str, Metric]:
     """Return the metrics by name; errors of regression are multiplied by the scale of the targets."""
+    units = f"in units of {target}"
 
     def square(outputs: Tensor, targets: Tensor, _: Tensor) -> Tensor:
         return scale**2 * _square(outputs, targets).reshape(len(targets), -1).double().mean(1)
@@ -89,12 +102,12 @@ def _metrics(scale: float) -> dict[str, Metric]:
         return losses.double()
 
     metrics = (
-        Metric("accuracy", True, _hits, unit="points"),
+        Metric(ACCURACY, True, _hits, unit="points", scale="in percent"),
         Metric("loss", False, loss),
         Metric("perplexity", False, loss, finish=_exp, slope=_exp),
-        Metric("mse", False, square),
-        Metric("rmse", False, square, finish=_root, slope=lambda mean: 0.5 / _root(mean) if mean > 0 else 0.0),
-        Metric("mae", False, absolute),
+        Metric("mse", False, square, scale=f"{units}, squared"),
+        Metric("rmse", False, square, finish=_root, slope=_root_slope, scale=units),
+        Metric("mae", False, absolute, scale=units),
     )
     return {metric.name: metric for metric in metrics}
 
@@ -103,11 +116,15 @@ def _root(mean: float) -> float:
     return math.sqrt(mean) if mean >= 0 else math.nan
 
 
+def _root_slope(mean: float) -> float:
+    return 0.5 / math.sqrt(mean) if mean > 0 else 0.0
+
+
 def _exp(mean: float) -> float:
     return math.exp(mean) if mean < 700 else math.inf
 
 
-METRICS = tuple(_metrics(1.0))
+METRICS = _metrics(1.0, "the target")
 
 
 @dataclass(frozen=True)
@@ -136,6 +153,7 @@ def make_task(
     *,
     higher_is_better: bool = True,
     scale: float = 1.0,
+    target: str = "the target",
 ) -> Task:
     """Return the task; by default, whole numbers are classes and other numbers are regressed.
 
@@ -145,40 +163,28 @@ def make_task(
         metric: the name of a metric, or a function of all outputs and all targets.
         higher_is_better: whether higher values of a metric function are better.
         scale: the scale of the targets, which errors of regression are multiplied by.
+        target: their name.
     """
-    is_classes = targets is not None and not targets.is_floating_point()
-    chosen = ("cross_entropy" if is_classes else "mse") if loss is None else loss
-    if isinstance(chosen, str):
-        if chosen not in LOSSES:
-            raise ValueError(
-                f"unknown loss {chosen!r}; available: {', '.join(LOSSES)}, or a function that returns one per sample"
-            )
-        function = LOSSES[chosen]
-    else:
-        function = chosen
-    if metric is None:
-        if targets is None or not isinstance(chosen, str):
-            metric = "loss"
-        elif chosen in ("cross_entropy", "bce"):
-            metric = "accuracy" if targets.dim() == 1 else "loss"
-        else:
-            metric = {"mse": "rmse", "mae": "mae"}[chosen]
-    if isinstance(metric, str):
-        known = _metrics(scale)
-        if metric not in known:
-            raise ValueError(f"unknown metric {metric!r}; available: {', '.join(known)}, or a function")
-        return Task(function, known[metric])
-    if not callable(metric):
-        raise TypeError(
-            f"metric={metric!r}: give a name, one of {', '.join(METRICS)}, or a function of outputs and targets"
+    if loss is None:
+        loss = "mse" if targets is None or targets.is_floating_point() else "cross_entropy"
+    if isinstance(loss, str) and loss not in LOSSES:
+        raise ValueError(
+            f"unknown loss {loss!r}; available: {', '.join(LOSSES)}, or a function that returns one per sample"
         )
+    if metric is None:
+        metric = "loss"
+        if targets is not None and isinstance(loss, str):
+            of_classes = ACCURACY if targets.dim() == 1 else "loss"
+            metric = {"mse": "rmse", "mae": "mae"}.get(loss, of_classes)
+    if isinstance(metric, str) and metric not in METRICS:
+        raise ValueError(f"unknown metric {metric!r}; available: {', '.join(METRICS)}, or a function")
+    if not isinstance(metric, str) and not callable(metric):
+        raise TypeError(f"metric={metric!r}: give one of {', '.join(METRICS)}, or a function of outputs and targets")
+    function = LOSSES[loss] if isinstance(loss, str) else loss
+    if isinstance(metric, str):
+        return Task(function, _metrics(scale, target)[metric])
     name = getattr(metric, "__name__", "metric")
     return Task(function, Metric(name if name.isidentifier() else "metric", higher_is_better, whole=metric))
-
-
-def example_input(x: Tensor, count: int = 2) -> Tensor:
-    """Return some samples as networks take them: images as floats from 0 to 1."""
-    return as_input(x[:count])
 
 
 def as_input(x: Tensor) -> Tensor:

@@ -1,20 +1,46 @@
-"""The plan: how many epochs, learning rates and seeds fit into the budget."""
+"""The budget: what populations cost, and how many epochs, learning rates and seeds fit into the minutes."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hullo.lab.comparison.decision import count_runs
 
 MAX_EPOCHS = 20
 MAX_SEEDS = 5
 """The largest number of seeds that a round of the choice adds."""
-MIN_PAIRS, MAX_PAIRS = 6, 100
-"""The number of seeds to plan the confirmation for, and the largest number."""
+MIN_PAIRS = 6
+"""The number of seeds to plan the confirmation for."""
 CHOICE_SHARE, CONFIRMATION_SHARE = 0.5, 0.4
 """The shares of the budget for choosing and confirming; the rest is for building networks and tracing them."""
+
+
+class OutOfTime(Exception):  # noqa: N818  (it is no error)
+    """Raised if the next runs do not fit into the minutes that are left."""
+
+
+@dataclass
+class Clock:
+    """The time of a comparison over all calls: the budget, and what earlier calls took, in seconds."""
+
+    seconds: float
+    spent: float = 0.0
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def used(self) -> float:
+        return self.spent + time.monotonic() - self.started
+
+    @property
+    def left(self) -> float:
+        return self.seconds - self.used
+
+    @property
+    def left_to_choose(self) -> float:
+        return CHOICE_SHARE * self.seconds - self.used
 
 
 @dataclass(frozen=True)
@@ -26,16 +52,15 @@ class Cost:
     each: float
 
     @classmethod
-    def of(cls, setup: float, measured: Sequence[tuple[int, float]]) -> Cost:
+    def of(cls, setup: float, *measured: tuple[int, float]) -> Cost:
         """Return the cost from one or two measurements of a number of networks and the seconds of an epoch.
 
-        >>> Cost.of(0.5, [(1, 2.0), (5, 6.0)])
+        >>> Cost.of(0.5, (1, 2.0), (5, 6.0))
         Cost(setup=0.5, fixed=1.0, each=1.0)
         """
-        (count, seconds), *more = measured
-        if not more:
-            return cls(setup, 0.0, seconds / count)
-        ((other, longer),) = more
+        (count, seconds), (other, longer) = measured[0], measured[-1]
+        if count == other:
+            return cls(setup, 0.0, longer / other)
         each = max((longer - seconds) / (other - count), longer / other / 10)
         return cls(setup, max(0.0, longer - other * each), each)
 
@@ -54,7 +79,7 @@ class Plan:
     """The plan of a comparison: the number of epochs, the learning rates, and the networks at once."""
 
     epochs: int
-    rates: tuple[float, ...]
+    rates: Sequence[float]
     members: int
 
 
@@ -69,31 +94,15 @@ def make_plan(
     >>> make_plan(600, Cost(0, 0, 0.2), candidates=7, rates=(0.001, 0.003, 0.01), epochs=None, members=8)
     Plan(epochs=20, rates=(0.001, 0.003, 0.01), members=8)
     """
-
-    def times(number: int, grid: Sequence[float]) -> tuple[float, float]:
-        reserve = 1 if len(grid) > 1 else 0  # for one more learning rate
-        choice = cost.seconds(count_runs(candidates, len(grid) + reserve), members, number)
-        return choice, cost.seconds(2 * MIN_PAIRS, members, number)
-
-    grids = [tuple(rates)] + ([(sorted(rates)[len(rates) // 2],)] if len(rates) > 1 else [])
-    for grid in grids:
+    needed = math.inf
+    for grid in (rates, (sorted(rates)[len(rates) // 2],)):
+        runs = count_runs(candidates, len(grid) + (len(grid) > 1))  # with one more learning rate, for a longer grid
         for number in [epochs] if epochs is not None else range(MAX_EPOCHS, 0, -1):
-            choice, confirmation = times(number, grid)
-            if choice <= CHOICE_SHARE * seconds and confirmation <= CONFIRMATION_SHARE * seconds:
+            choice, confirmation = (cost.seconds(count, members, number) for count in (runs, 2 * MIN_PAIRS))
+            needed = max(choice / CHOICE_SHARE, confirmation / CONFIRMATION_SHARE)
+            if needed <= seconds:
                 return Plan(number, grid, members)
-    number = epochs or 1
-    choice, confirmation = times(number, grids[-1])
-    needed = max(choice / CHOICE_SHARE, confirmation / CONFIRMATION_SHARE)
     raise ValueError(
-        f"{seconds / 60:.3g} minutes are too few to train {candidates} candidates for {number} epochs: give about "
+        f"{seconds / 60:.3g} minutes are too few to train {candidates} candidates for {epochs or 1} epochs: give about "
         f"{math.ceil(needed / 60)} minutes, fewer candidates or epochs, or less data"
     )
-
-
-def count_seeds(seconds: float, rounds_left: int, seconds_per_seed: float) -> int:
-    """Return the number of seeds for a round, of the seconds that it and later rounds of the choice have.
-
-    >>> count_seeds(60.0, 1, 10.0)
-    3
-    """
-    return min(MAX_SEEDS, max(1, int(seconds / (1 + rounds_left) / seconds_per_seed)))
