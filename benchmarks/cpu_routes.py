@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hullo
-from hullo.lab.bench.clocks import CpuClock
+from hullo.lab.bench.clocks import Clock
 from hullo.lab.spec.environment import environment
 
 SETS = ("identity,relu,tanh", "identity,tanh,silu", "identity,relu,tanh,gelu,silu,elu")
@@ -119,7 +119,7 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     torch.manual_seed(0)
     torch._dynamo.config.recompile_limit = 64
-    print(environment(CpuClock(torch.device("cpu")).device_name), f"{given.threads} thread")
+    print(environment(Clock(torch.device("cpu")).device_name), f"{given.threads} thread")
     print(f"{'':44}" + "".join(f"{name:>16}" for name in ROUTES))
     for bases in SETS:
         modules = {name: build(bases) for name, build in ROUTES.items()}

@@ -53,10 +53,6 @@ def test_contenders_take_turns_in_changing_order():
     assert len({"".join(name for _, name in order[start : start + 3]) for start in range(0, 60, 3)}) > 1
 
 
-def test_rounds_end_when_time_is_up():
-    assert take_turns({"a": lambda index: index}, 10, lambda index: index < 3) == {"a": [0, 1, 2]}
-
-
 def test_comparison_counts_calls_and_gives_ratios_of_medians(harness):
     calls = {"a": 0, "b": 0}
 

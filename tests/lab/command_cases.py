@@ -32,7 +32,7 @@ PRELOADED = (
     "analysis.figures",
     "analysis.report",
     "run.local",
-    "bench.session",
+    "bench.measure",
     "data.fetch",
     "run.tensorboard",
 )

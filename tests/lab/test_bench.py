@@ -23,7 +23,7 @@ HULLS = ("plain", "stacked", "compiled", "hullo")
 
 @pytest.fixture
 def bench() -> Bench:
-    clock = clocks.CpuClock(torch.device("cpu"))
+    clock = clocks.Clock(torch.device("cpu"))
     clock.copy_bytes = 2**20
     names = ("gelu", "plain", "hullo")
     return Bench(clock, environment(clock.device_name), names, 4, Progress(Console(quiet=True), quiet=True))
@@ -87,7 +87,7 @@ def test_held_memory_counts_tensors_once_without_parameters(name, inputs):
 
 def test_floor_is_minimal_traffic_over_copy_bandwidth(bench):
     for case in (FLAT, GROUPED):
-        result = bench.eager(case, math.inf)
+        result = bench.eager(case)
         assert {row.bandwidth_gb_s for row in result} == {result[0].bandwidth_gb_s}
         for row in result:
             tensors = {"forward": 2, "backward": 3, "both": 5}[row.direction]
@@ -97,7 +97,7 @@ def test_floor_is_minimal_traffic_over_copy_bandwidth(bench):
 
 
 def test_every_contender_has_a_row_per_pass(bench):
-    result = bench.eager(GROUPED, math.inf)
+    result = bench.eager(GROUPED)
     assert [(row.activation, row.direction) for row in result] == [
         (name, direction) for name in bench.activations for direction in ("forward", "backward", "both")
     ]
@@ -108,24 +108,15 @@ def test_every_contender_has_a_row_per_pass(bench):
 
 
 def test_graph_calls_have_their_own_kind(bench):
-    result = bench.graph(FLAT, math.inf)
+    result = bench.graph(FLAT)
     assert {row.kind for row in result} == {"graph"}
     assert {row.activation for row in result} == set(bench.activations)
 
 
 def test_graphs_are_measured_last_for_small_inputs(bench):
     bench.clock.has_graphs = True
-    names = [task.name for task in bench.tasks([Case((2**22,), "float32"), FLAT])]
+    names = list(bench.parts([Case((2**22,), "float32"), FLAT]))
     assert names == ["2^22 float32", "2^12 float32", "overhead of a call", "2^12 float32 in a graph"]
-
-
-def test_short_budget_reduces_repeats_and_skips_tasks(bench, capsys):
-    many = Bench(bench.clock, bench.environment, ("gelu",), 10**9, bench.progress)
-    result = [row for part in many.run(many.tasks([FLAT]), budget=2.0) for row in part]
-    assert {row.kind for row in result} == {"eager", "overhead"}
-    assert all(1 <= row.repeats < 10**9 for row in result)
-    assert list(many.run(many.tasks([FLAT]), budget=0.0)) == []
-    assert "the budget of 0 s is spent; not measured: 2^12 float32" in capsys.readouterr().err
 
 
 def test_missing_compiler_skips_the_compiled_hull_with_a_note(bench, monkeypatch, capsys):
@@ -134,14 +125,13 @@ def test_missing_compiler_skips_the_compiled_hull_with_a_note(bench, monkeypatch
 
     monkeypatch.setattr(torch, "compile", lambda *_, **__: refuse)
     both = Bench(bench.clock, bench.environment, ("relu", "compiled"), 1, bench.progress)
-    assert {row.activation for row in both.eager(FLAT, math.inf)} == {"relu"}
+    assert {row.activation for row in both.eager(FLAT)} == {"relu"}
     assert "compiled is left out of 2^12 float32: RuntimeError: no C++ compiler\n" in capsys.readouterr().err
 
 
 def test_input_too_large_for_memory_is_skipped_with_a_note(bench, capsys):
-    tasks = bench.tasks([Case((2**49,), "float64"), FLAT])[:2]
-    result = [row for part in bench.run(tasks) for row in part]
-    assert {row.case for row in result} == {FLAT}
+    result = [row for part in bench.run([Case((2**49,), "float64"), FLAT]) for row in part]
+    assert {row.case for row in result} == {FLAT, measure.TINY}
     assert "not enough memory; not measured: 2^49 float64" in capsys.readouterr().err
 
 
@@ -149,14 +139,14 @@ def test_errors_of_contenders_are_raised(bench, monkeypatch):
     broken = cases.Contender("broken", lambda groups, channels: torch.nn.Linear(3, 3))
     monkeypatch.setitem(cases.CONTENDERS, "gelu", broken)
     with pytest.raises(RuntimeError, match="shapes"):
-        bench.eager(FLAT, math.inf)
+        bench.eager(FLAT)
 
 
 def test_rows_round_trip_through_a_file(bench, tmp_path):
-    result = bench.overhead(math.inf) + bench.eager(GROUPED, math.inf)
-    with results.RowFile(tmp_path / "deep" / "rows.csv") as file:
+    result = bench.overhead() + bench.eager(GROUPED)
+    with results.RowFile(tmp_path / "rows.csv") as file:
         file.add(result)
-    read = results.read_rows(tmp_path / "deep" / "rows.csv")
+    read = results.read_rows(tmp_path / "rows.csv")
     for kept, row in zip(read, result, strict=True):
         for name in results.COLUMNS:
             value = getattr(row, name)
@@ -170,7 +160,7 @@ def test_rows_with_missing_columns_are_rejected(tmp_path):
 
 
 def test_table_shows_multiples_of_gelu(bench):
-    result = bench.eager(FLAT, math.inf)
+    result = bench.eager(FLAT)
     times = {(row.activation, row.direction): row.median_ms for row in result}
     ratio = times["hullo", "both"] / times["gelu", "both"]
     assert Results(result, "eager").gelus(FLAT, "hullo", "both") == pytest.approx(ratio)
@@ -182,7 +172,7 @@ def test_table_shows_multiples_of_gelu(bench):
 
 
 def test_chart_is_a_reproducible_image(bench, tmp_path, monkeypatch):
-    actual = bench.eager(FLAT, math.inf) + bench.eager(Case((4096,), "float16"), math.inf)
+    actual = bench.eager(FLAT) + bench.eager(Case((4096,), "float16"))
     drawn = []
     save = style.save
 

@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -16,44 +16,16 @@ from hullo.population.graphs import pause_collection
 Step = Callable[[], Any]
 
 
-class Clock(Protocol):
-    """Interface to measure on a device, and the default sizes and dtypes of the device."""
-
-    device: torch.device
-    device_name: str
-    file_stem: str
-    default_sizes: str
-    default_dtypes: str
-    cache_bytes: int
-    """Inputs of more than twice this size in total do not stay in a cache."""
-    copy_bytes: int
-    """Copies of at least this size measure the memory bandwidth."""
-    has_graphs: bool
-
-    def laps(self, *steps: Step) -> list[float]:
-        """Return the seconds of each step, run in sequence; free their results after all steps."""
-
-    def wait(self) -> None:
-        """Wait until the device has finished all work."""
-
-    def peak_bytes(self, *steps: Step) -> int | None:
-        """Return the peak memory of the steps beyond what was allocated before, if known."""
-
-    def capture(self, *steps: Step) -> list[Step]:
-        """Capture the steps as graphs; calling one replays it."""
-
-    def count_kernels(self, *steps: Step) -> list[int | None]:
-        """Return the number of kernels that each step launches, if known."""
-
-
-class CpuClock:
-    """Wall-clock time."""
+class Clock:
+    """Measures on a CPU, by wall-clock time; has the default sizes and dtypes of the device."""
 
     file_stem = "cpu"
     default_sizes = "2^24,2^18"
     default_dtypes = "float32"
     cache_bytes = 2**26
+    """Inputs of more than twice this size in total do not stay in a cache."""
     copy_bytes = 2**26
+    """Copies of at least this size measure the memory bandwidth."""
     has_graphs = False
 
     def __init__(self, device: torch.device) -> None:
@@ -61,22 +33,26 @@ class CpuClock:
         self.device_name = device_name(device)
 
     def laps(self, *steps: Step) -> list[float]:
+        """Return the seconds of each step, run in sequence; free their results after all steps."""
         return wall_laps(*steps)
 
     def wait(self) -> None:
-        pass
+        """Wait until the device has finished all work."""
 
-    def peak_bytes(self, *steps: Step) -> int | None:
+    def peak_bytes(self, *_: Step) -> int | None:
+        """Return the peak memory of the steps beyond what was allocated before, if known."""
         return None
 
     def capture(self, *steps: Step) -> list[Step]:
+        """Capture the steps as graphs; calling one replays it."""
         return list(steps)
 
     def count_kernels(self, *steps: Step) -> list[int | None]:
+        """Return the number of kernels that each step launches, if known."""
         return [None] * len(steps)
 
 
-class CudaClock:
+class CudaClock(Clock):
     """Time between CUDA events.
 
     The device is kept busy while the first commands are queued: an interval then contains the work of the device, and
@@ -92,8 +68,7 @@ class CudaClock:
 
     def __init__(self, device: torch.device) -> None:
         torch.cuda.set_device(device)
-        self.device = device
-        self.device_name = device_name(device)
+        super().__init__(device)
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self.cache_bytes = int(torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size)
 
@@ -165,4 +140,4 @@ def wall_laps(*steps: Step) -> list[float]:
 def clock_for(device: str | None) -> Clock:
     """Return the clock of a device, by default of a GPU if available."""
     chosen = choose_device(device)
-    return CudaClock(chosen) if chosen.type == "cuda" else CpuClock(chosen)
+    return (CudaClock if chosen.type == "cuda" else Clock)(chosen)

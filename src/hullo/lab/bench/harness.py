@@ -37,11 +37,11 @@ class Timing(NamedTuple):
 
 
 def take_turns(
-    measurements: Mapping[K, Callable[[int], T]], rounds: int, on_round: Callable[[int], bool] = lambda _: True
+    measurements: Mapping[K, Callable[[int], T]], rounds: int, on_round: Callable[[int], None] = lambda _: None
 ) -> dict[K, list[T]]:
     """Run every measurement once per round, in random order, so that disturbances affect all of them.
 
-    Measurements get the number of the round; if `on_round` returns False before one, it is the end.
+    Measurements, and `on_round` before them, get the number of the round.
 
     >>> take_turns({"a": lambda index: index, "b": lambda index: -index}, rounds=3)
     {'a': [0, 1, 2], 'b': [0, -1, -2]}
@@ -49,8 +49,7 @@ def take_turns(
     taken: dict[K, list[T]] = {name: [] for name in measurements}
     names, order = list(measurements), torch.Generator().manual_seed(0)
     for index in range(rounds):
-        if not on_round(index):
-            break
+        on_round(index)
         for position in torch.randperm(len(names), generator=order).tolist():
             taken[names[position]].append(measurements[names[position]](index))
     return taken

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -23,8 +22,6 @@ from hullo.lab.spec.environment import Environment
 WARM_UP = 3
 INPUTS = 128
 """The largest number of inputs to cycle through, so that no input is in the cache."""
-MIN_ROUNDS = 5
-"""The smallest number of rounds, whatever the budget."""
 CALLS = 100
 """Calls that are timed together if one is too short."""
 TINY = Case((8,), "float32")
@@ -66,14 +63,6 @@ def held_bytes(module: nn.Module, x: Tensor) -> int:
 
 
 @dataclass(frozen=True)
-class Task:
-    """A part of a session: its name, and the function that measures until a deadline."""
-
-    name: str
-    measure: Callable[[float], list[Row]]
-
-
-@dataclass(frozen=True)
 class Bench:
     """The settings of a session: what to measure, the clock, the repeats, and where progress is shown."""
 
@@ -83,40 +72,30 @@ class Bench:
     repeats: int
     progress: Progress
 
-    def run(self, tasks: Sequence[Task], budget: float = math.inf) -> Iterator[list[Row]]:
-        """Yield the rows of each task.
-
-        Each task gets an equal share of the remaining budget, in seconds, and measures fewer repeats if that is short.
-        Tasks beyond the budget are skipped with a note.
-        """
-        end = time.monotonic() + budget
-        for index, task in enumerate(tasks):
-            now = time.monotonic()
-            if now > end:
-                self.progress.note(f"the budget of {budget:g} s is spent; not measured: {task.name}")
-                continue
-            self.progress.start_step(task.name, index, len(tasks))
+    def run(self, cases: Sequence[Case]) -> Iterator[list[Row]]:
+        """Yield the rows of each part; parts for which the memory is too small are skipped with a note."""
+        parts = self.parts(cases)
+        for index, (name, measure) in enumerate(parts.items()):
+            self.progress.start_step(name, index, len(parts))
             try:
-                yield task.measure(now + (end - now) / (len(tasks) - index))
+                yield measure()
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
-                self.progress.note(f"not enough memory; not measured: {task.name}")
+                self.progress.note(f"not enough memory; not measured: {name}")
             torch.cuda.empty_cache()
 
-    def tasks(self, cases: Sequence[Case]) -> list[Task]:
-        """Return the tasks: all cases, the Python overhead, then small cases as CUDA graphs if supported.
+    def parts(self, cases: Sequence[Case]) -> dict[str, Callable[[], list[Row]]]:
+        """Return all cases, the Python overhead, then small cases as CUDA graphs if supported.
 
         Graphs come last, since a failed capture can leave the device in a bad state.
         """
-        tasks = [Task(str(case), functools.partial(self.eager, case)) for case in cases]
-        tasks.append(Task("overhead of a call", self.overhead))
-        if self.clock.has_graphs:
-            small = [case for case in cases if math.prod(case.shape) <= SMALL]
-            tasks += [Task(f"{case} in a graph", functools.partial(self.graph, case)) for case in small]
-        return tasks
+        parts = {str(case): functools.partial(self.eager, case) for case in cases}
+        small = [case for case in cases if math.prod(case.shape) <= SMALL and self.clock.has_graphs]
+        graphs = {f"{case} in a graph": functools.partial(self.graph, case) for case in small}
+        return {**parts, "overhead of a call": self.overhead, **graphs}
 
-    def eager(self, case: Case, until: float) -> list[Row]:
+    def eager(self, case: Case) -> list[Row]:
         """Measure eager calls."""
         inputs = self._draw(case, min(INPUTS, math.ceil(2 * self.clock.cache_bytes / case.input_bytes)))
         modules = self._modules(case, inputs[:1])
@@ -126,16 +105,14 @@ class Bench:
         def once(module: nn.Module, index: int) -> Laps:
             return self.clock.laps(*passes(module, [inputs[index % len(inputs)]]))
 
-        laps, bandwidth = self._interleave_copy(
-            {n: functools.partial(once, m) for n, m in modules.items()}, case, until
-        )
+        laps, bandwidth = self._interleave_copy({n: functools.partial(once, m) for n, m in modules.items()}, case)
         return [
             row
             for name, taken in laps.items()
             for row in self._rows("eager", case, name, taken, bandwidth, held=held[name], peak=peak[name])
         ]
 
-    def graph(self, case: Case, until: float) -> list[Row]:
+    def graph(self, case: Case) -> list[Row]:
         """Measure calls within a CUDA graph, many per graph, so that its launch does not count; count kernels."""
         inputs = self._draw(case, INPUTS)
         modules = self._modules(case, inputs[:1])
@@ -149,9 +126,7 @@ class Bench:
         def once(steps: list[Step], index: int) -> Laps:
             return [seconds / len(inputs) for seconds in self.clock.laps(*steps)]
 
-        laps, bandwidth = self._interleave_copy(
-            {n: functools.partial(once, s) for n, s in replays.items()}, case, until
-        )
+        laps, bandwidth = self._interleave_copy({n: functools.partial(once, s) for n, s in replays.items()}, case)
         kernels = {name: self.clock.count_kernels(*passes(modules[name], inputs[:1])) for name in laps}
         return [
             row
@@ -159,7 +134,7 @@ class Bench:
             for row in self._rows("graph", case, name, taken, bandwidth, kernels=kernels[name])
         ]
 
-    def overhead(self, until: float) -> list[Row]:
+    def overhead(self) -> list[Row]:
         """Measure the Python overhead: the wall-clock time of calls on tiny inputs."""
         inputs = self._draw(TINY, CALLS)
         modules = self._modules(TINY, inputs[:1])
@@ -169,7 +144,7 @@ class Bench:
             self.clock.wait()
             return [seconds / len(inputs) for seconds in taken]
 
-        laps = self._interleave({name: functools.partial(once, module) for name, module in modules.items()}, until)
+        laps = self._interleave({name: functools.partial(once, module) for name, module in modules.items()})
         return [row for name, taken in laps.items() for row in self._rows("overhead", TINY, name, taken)]
 
     def _draw(self, case: Case, count: int) -> Inputs:
@@ -198,23 +173,17 @@ class Bench:
         return modules
 
     def _interleave_copy(
-        self, measurements: Mapping[str, Measurement], case: Case, until: float
+        self, measurements: Mapping[str, Measurement], case: Case
     ) -> tuple[dict[str, list[Laps]], float]:
         """Return the times of all measurements, and the bandwidth of a large copy between them in bytes per second."""
         source = torch.ones(max(case.input_bytes, self.clock.copy_bytes) // 4, device=self.clock.device)
         target = torch.ones_like(source)
         copy = {"copy": lambda index: self.clock.laps(lambda: target.copy_(source))}
-        laps = self._interleave({**measurements, **copy}, until)
+        laps = self._interleave({**measurements, **copy})
         return laps, 2 * source.nbytes / Timing.of([seconds for (seconds,) in laps.pop("copy")]).median
 
-    def _interleave(self, measurements: Mapping[str, Measurement], until: float) -> dict[str, list[Laps]]:
-        """Run every measurement once per round, in random order."""
-
-        def goes_on(index: int) -> bool:
-            self.progress.update(index / self.repeats)
-            return index < MIN_ROUNDS or time.monotonic() <= until
-
-        return take_turns(measurements, self.repeats, goes_on)
+    def _interleave(self, measurements: Mapping[str, Measurement]) -> dict[str, list[Laps]]:
+        return take_turns(measurements, self.repeats, lambda index: self.progress.update(index / self.repeats))
 
     def _rows(
         self,

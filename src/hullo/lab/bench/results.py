@@ -13,7 +13,6 @@ from rich import box
 from rich.table import Table
 
 from hullo.lab.bench.cases import Case, label
-from hullo.lab.files import make_directory
 from hullo.lab.spec.environment import Environment
 
 if TYPE_CHECKING:
@@ -77,7 +76,6 @@ class RowFile:
     """A CSV file that is flushed whenever rows are added: an interrupted session keeps its results."""
 
     def __init__(self, path: Path) -> None:
-        make_directory(path.parent)
         self._file = path.open("w", newline="")
         self._writer = csv.DictWriter(self._file, COLUMNS, lineterminator="\n")
         self._writer.writeheader()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
@@ -31,10 +30,7 @@ def bench(
             show_default="relu, gelu, prelu, plain, stacked, compiled, hullo and hullo6",
         ),
     ] = "relu,gelu,prelu,plain,stacked,compiled,hullo,hullo6",
-    repeats: Annotated[int, typer.Option(help="Measurements per activation, interleaved.")] = 30,
-    budget: Annotated[
-        float, typer.Option(help="Time limit in seconds; reduces the repeats.", show_default="none")
-    ] = math.inf,
+    repeats: Annotated[int, typer.Option(help="Measurements per activation, interleaved.", min=1)] = 30,
     output: Annotated[
         Path | None, typer.Option(help="Directory for the results (CSV) and a chart (PNG).", show_default="none")
     ] = None,
@@ -44,18 +40,34 @@ def bench(
     quiet: QuietOption = False,
 ) -> None:
     """Benchmark activations: time and memory, compared with GELU and the memory bandwidth."""
-    from hullo.lab.bench.session import Session
+    from hullo.lab.bench.cases import CONTENDERS, DTYPES, make_cases, parse_names, parse_sizes
+    from hullo.lab.bench.clocks import clock_for
+    from hullo.lab.bench.measure import Bench
+    from hullo.lab.bench.results import Row, RowFile, draw_chart, terminal_tables
+    from hullo.lab.files import make_directory
+    from hullo.lab.progress import Progress
+    from hullo.lab.spec.environment import environment
 
     with report_errors():
-        session = Session.prepare(
-            device=device,
-            sizes=sizes,
-            dtypes=dtypes,
-            activations=activations,
-            repeats=repeats,
-            budget=budget,
-            commit=commit,
-            folder=output,
+        clock = clock_for(device)
+        cases = make_cases(
+            parse_sizes(clock.default_sizes if sizes is None else sizes),
+            parse_names(clock.default_dtypes if dtypes is None else dtypes, DTYPES, "dtype"),
         )
-    with report_write_errors(output) if output else nullcontext():
-        session.run(console(), quiet=quiet)
+        names = parse_names(activations, CONTENDERS, "activation")
+        if output:
+            make_directory(output)
+    rows: list[Row] = []
+    with (
+        report_write_errors(output) if output else nullcontext(),
+        RowFile(output / f"{clock.file_stem}.csv") if output else nullcontext() as file,
+        Progress(console(), quiet=quiet) as progress,
+    ):
+        for part in Bench(clock, environment(clock.device_name, commit), names, repeats, progress).run(cases):
+            rows += part
+            if file:
+                file.add(part)
+            for table in terminal_tables(part):
+                console().print(table)
+        if output and any(row.kind == "eager" for row in rows):
+            draw_chart(rows, output / f"{clock.file_stem}.png")
