@@ -10,7 +10,6 @@ import shlex
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,11 +32,6 @@ DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N.", s
 ImageSizeOption = Annotated[
     int | None,
     typer.Option(help="Resize and crop the images of your own folder to squares of this many pixels per side."),
-]
-OutputOption = Annotated[Path, typer.Option(help="Directory of the records; runs with a record are not repeated.")]
-EveryOption = Annotated[float, typer.Option(help="Seconds between checkpoints.", min=0)]
-TensorBoardOption = Annotated[
-    Path | None, typer.Option(help="Directory for TensorBoard logs, written after every epoch.", show_default="none")
 ]
 RecordsArgument = Annotated[
     list[Path] | None,
@@ -65,32 +59,6 @@ ReadingOption = Annotated[
 DEFAULT_RECORD_PATHS = (Path("runs"), Path("results/table"), Path("results"))
 """Where records are looked for by default; the first that exists is used."""
 QuietOption = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
-
-
-class Engine(StrEnum):
-    """Choose where populations are trained: one after the other in this process, or as tasks on a Ray cluster."""
-
-    LOCAL = "local"
-    RAY = "ray"
-
-
-EngineOption = Annotated[Engine, typer.Option(help="Train in this process, or on a Ray cluster.")]
-MembersOption = Annotated[
-    int | None,
-    typer.Option(help="Largest number of networks in a population.", min=1, show_default="as many as fit into memory"),
-]
-AddressOption = Annotated[
-    str | None,
-    typer.Option(
-        help="The Ray cluster: host:port, or auto.", show_default="RAY_ADDRESS, else a new cluster on this machine"
-    ),
-]
-GpusOption = Annotated[
-    float | None,
-    typer.Option(
-        help="GPUs per population on a Ray cluster, from 0 to 1.", min=0, max=1, show_default="1 if there are any"
-    ),
-]
 
 
 ASCII = {"±": "+-", "†": "+", "\N{EN DASH}": "-", "…": "..."}

@@ -1,15 +1,18 @@
-"""Options for the settings of runs: one table for `hullo train` and `hullo reproduce`."""
+"""The options of `hullo train` and `hullo reproduce`: the settings of runs, and where they are trained."""
 
 from __future__ import annotations
 
 import inspect
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from hullo.lab.cli.common import DataOption, DeviceOption, ImageSizeOption, QuietOption
 from hullo.lab.spec.paper import Column
 from hullo.lab.spec.run_spec import SETTING_TYPES
 
@@ -35,16 +38,77 @@ SETTINGS = {
 """The fields of a spec that have options: their help and their defaults, as help shows them."""
 
 
-def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the parameter `settings` of a command by one option per setting; repeated options form a grid."""
+class Engine(StrEnum):
+    """Choose where populations are trained: one after the other in this process, or as tasks on a Ray cluster."""
+
+    LOCAL = "local"
+    RAY = "ray"
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where runs are trained, and where their data and results are; each field is an option."""
+
+    image_size: ImageSizeOption = None
+    members: Annotated[
+        int | None,
+        typer.Option(
+            help="Largest number of networks in a population.",
+            min=1,
+            metavar="<int>",
+            show_default="as many as fit into memory",
+        ),
+    ] = None
+    engine: Annotated[Engine, typer.Option(help="Train in this process, or on a Ray cluster.")] = Engine.LOCAL
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            help="The Ray cluster: host:port, or auto.", show_default="RAY_ADDRESS, else a new cluster on this machine"
+        ),
+    ] = None
+    gpus_per_task: Annotated[
+        float | None,
+        typer.Option(
+            help="GPUs per population on a Ray cluster, from 0 to 1.",
+            min=0,
+            max=1,
+            metavar="<float>",
+            show_default="1 if there are any",
+        ),
+    ] = None
+    device: DeviceOption = None
+    data_dir: DataOption = None
+    output: Annotated[Path, typer.Option(help="Directory of the records; runs with a record are not repeated.")] = Path(
+        "runs"
+    )
+    checkpoint_every: Annotated[float, typer.Option(help="Seconds between checkpoints.", min=0, metavar="<float>")] = (
+        30.0
+    )
+    tensorboard: Annotated[
+        Path | None,
+        typer.Option(help="Directory for TensorBoard logs, written after every epoch.", show_default="none"),
+    ] = None
+    quiet: QuietOption = False
+
+    def check(self) -> None:
+        """Raise a ValueError if options contradict each other."""
+        if self.engine is Engine.RAY and self.device:
+            raise ValueError(f"--device {self.device} needs --engine local; with ray, --gpus-per-task 0 means CPUs")
+        if self.engine is Engine.LOCAL and (self.ray_address or self.gpus_per_task is not None):
+            raise ValueError("--ray-address and --gpus-per-task need --engine ray")
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace the parameters `settings` and `where` of a command by options; repeated settings form a grid."""
     signature = inspect.signature(command, eval_str=True)
-    parameters: list[inspect.Parameter] = []
-    for parameter in signature.parameters.values():
-        parameters += _options() if parameter.name == "settings" else [parameter]
+    names = [field.name for field in fields(Where)]
+    options = {"settings": list(_setting_options()), "where": list(_where_options())}
+    parameters = [option for p in signature.parameters.values() for option in options.get(p.name, [p])]
 
     def wrapper(**given: Any) -> None:
         settings = {name: given.pop(name) for name in SETTINGS}
-        command(**given, settings=settings)
+        where = Where(**{name: given.pop(name) for name in names})
+        command(**given, settings=settings, where=where)
 
     wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
     wrapper.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
@@ -52,13 +116,21 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     return wrapper
 
 
-def _options() -> Iterator[inspect.Parameter]:
+def _where_options() -> Iterator[inspect.Parameter]:
+    kinds = get_type_hints(Where, include_extras=True)
+    for field in fields(Where):
+        yield inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=kinds[field.name]
+        )
+
+
+def _setting_options() -> Iterator[inspect.Parameter]:
     for name, (text, default) in SETTINGS.items():
         kind = str if name == "val_size" else SETTING_TYPES[name]
         values: Any = list[kind] | None  # type: ignore[valid-type]
         option = typer.Option(help=text, show_default=default, metavar=f"<{kind.__name__}>")
         annotation: Any = Annotated[values, option]
-        yield inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=annotation)
+        yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def combine_settings(

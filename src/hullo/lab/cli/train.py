@@ -4,32 +4,14 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hullo.lab.cli.common import (
-    AddressOption,
-    DataOption,
-    DeviceOption,
-    Engine,
-    EngineOption,
-    EveryOption,
-    GpusOption,
-    ImageSizeOption,
-    MembersOption,
-    OutputOption,
-    QuietOption,
-    TensorBoardOption,
-    console,
-    report_errors,
-    report_interruption,
-    report_warnings,
-    warn,
-)
-from hullo.lab.cli.settings import combine_settings, with_settings
+from hullo.lab.cli.common import console, report_errors, report_interruption, report_warnings, warn
+from hullo.lab.cli.settings import Engine, Where, combine_settings, with_options
 from hullo.lab.spec.paper import Column
 from hullo.lab.spec.recipes import RECIPES
 
@@ -43,29 +25,7 @@ if TYPE_CHECKING:
     from hullo.lab.spec.records import Record
 
 
-@dataclass(frozen=True)
-class Where:
-    """Where runs are trained, and where their data and results are."""
-
-    data_dir: Path | None
-    output: Path
-    checkpoint_every: float
-    tensorboard: Path | None
-    quiet: bool
-    device: str | None = None
-    members: int | None = None
-    engine: Engine = Engine.LOCAL
-    ray_address: str | None = None
-    gpus_per_task: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.engine is Engine.RAY and self.device:
-            raise ValueError(f"--device {self.device} needs --engine local; with ray, --gpus-per-task 0 means CPUs")
-        if self.engine is Engine.LOCAL and (self.ray_address or self.gpus_per_task is not None):
-            raise ValueError("--ray-address and --gpus-per-task need --engine ray")
-
-
-@with_settings
+@with_options
 def train(
     network: Annotated[
         str,
@@ -81,22 +41,20 @@ def train(
         list[str] | None,
         typer.Option(
             help="A base function such as relu, or a hull: 'affine(relu,tanh)'.",
+            metavar="<str>",
             show_default="relu; a network of your own keeps its activations",
         ),
     ] = None,
     seed: Annotated[
         list[int] | None,
-        typer.Option(help="Seed of the initial weights, the order of samples and dropout.", show_default="0"),
+        typer.Option(
+            help="Seed of the initial weights, the order of samples and dropout.", metavar="<int>", show_default="0"
+        ),
     ] = None,
-    settings: dict[str, list[Any] | None] = {},  # noqa: B006 (replaced by options)
-    image_size: ImageSizeOption = None,
-    device: DeviceOption = None,
-    data_dir: DataOption = None,
-    output: OutputOption = Path("runs"),
-    checkpoint_every: EveryOption = 30.0,
-    tensorboard: TensorBoardOption = None,
+    *,
+    settings: dict[str, list[Any] | None],
+    where: Where,
     no_weights: Annotated[bool, typer.Option("--no-weights", help="Do not save the trained network.")] = False,
-    quiet: QuietOption = False,
 ) -> None:
     """Train one network. The same command resumes an interrupted run; with more --epochs it extends a finished one.
 
@@ -104,11 +62,11 @@ def train(
     """
     from hullo.lab.run.sources import Source
 
-    where = Where(data_dir, output, checkpoint_every, tensorboard, quiet, device)
-    _train([Source(network, dataset, image_size)], activation, seed or [0], settings, where, weights=not no_weights)
+    sources = [Source(network, dataset, where.image_size)]
+    _train(sources, activation, seed or [0], settings, where, weights=not no_weights)
 
 
-@with_settings
+@with_options
 def reproduce(
     experiments: Annotated[
         list[str] | None,
@@ -126,19 +84,10 @@ def reproduce(
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(help="Number of seeds, starting from 0.", min=1)] = 5,
-    settings: dict[str, list[Any] | None] = {},  # noqa: B006 (replaced by options)
-    image_size: ImageSizeOption = None,
-    members: MembersOption = None,
-    engine: EngineOption = Engine.LOCAL,
-    ray_address: AddressOption = None,
-    gpus_per_task: GpusOption = None,
-    device: DeviceOption = None,
-    data_dir: DataOption = None,
-    output: OutputOption = Path("runs"),
-    checkpoint_every: EveryOption = 30.0,
-    tensorboard: TensorBoardOption = None,
+    *,
+    settings: dict[str, list[Any] | None],
+    where: Where,
     weights: Annotated[bool, typer.Option("--weights", help="Save the trained networks.")] = False,
-    quiet: QuietOption = False,
 ) -> None:
     """Train networks on data sets with all activations and seeds at once. The same command resumes interrupted runs.
 
@@ -148,19 +97,8 @@ def reproduce(
     from hullo.lab.spec.paper import DATA_COLUMNS, ROWS
 
     with report_errors():
-        sources = [Source(*split_experiment(text), image_size) for text in experiments or map(str, DATA_COLUMNS)]
-        where = Where(
-            data_dir,
-            output,
-            checkpoint_every,
-            tensorboard,
-            quiet,
-            device,
-            members,
-            engine,
-            ray_address,
-            gpus_per_task,
-        )
+        names = [split_experiment(text) for text in experiments or map(str, DATA_COLUMNS)]
+    sources = [Source(*name, where.image_size) for name in names]
     _train(sources, activation or list(ROWS), range(seeds), settings, where, weights=weights, paper=not activation)
 
 
@@ -180,6 +118,7 @@ def _train(
     from hullo.lab.spec.paper import rows_of
 
     with report_errors(), report_warnings():
+        where.check()
         columns = [source.open() for source in sources]
         specs = [
             Spec.default(*column, row, seed=seed, **chosen)
