@@ -93,7 +93,7 @@ def test_recorded_loop_works_with_table_figures_and_report(tmp_path: Path) -> No
     run("report", str(runs), "--output", str(tmp_path / "page.html"))
     page = (tmp_path / "page.html").read_text()
     assert '"settings":"lr=0.03"' in page.replace(" ", "")
-    assert '"layers":["module 1","module 3"]' in page
+    assert '"layers":["layer 1 (1)","layer 2 (3)"]' in page
     assert '"title":"my-mlp on blobs"' in page
 
 

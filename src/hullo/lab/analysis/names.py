@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 
+from hullo.bases import list_bases
 from hullo.lab.analysis.experiments import Experiment
 from hullo.lab.analysis.sources import longest_of_columns
 from hullo.lab.spec.paper import Column
@@ -104,15 +106,17 @@ def setting_label(name: str, value: object) -> str:
 def layer_names(network: str, count: int, modules: Sequence[str] = ()) -> list[str]:
     """Return names for the layers of the activations of a network, from the input to the output.
 
-    Layers of a user's network have the names of its modules, if records have these.
+    Layers of a user's network have the names of its modules, if records have these; a number, or a function with a
+    number, says too little alone.
 
     >>> layer_names("kerasnet", 5)[1], layer_names("kerasnet", 5)[4], layer_names("Net", 2)[1]
     ('conv 2, 32 channels', 'linear 1, 512 units', 'layer 2')
-    >>> layer_names("Net", 2, ["act", "3"])
-    ['act', 'module 3']
+    >>> layer_names("Net", 3, ["act", "3", "head.relu_1"])
+    ['act', 'layer 2 (3)', 'layer 3 (head.relu_1)']
     """
     if modules:
-        return [f"module {name}" if name.isdigit() else name for name in modules]
+        unclear = re.compile(rf"(.*\.)?(\d+|({'|'.join(list_bases())})(_\d+)?)")
+        return [f"layer {i} ({name})" if unclear.fullmatch(name) else name for i, name in enumerate(modules, 1)]
     convolutions, linear = WIDTHS.get(network, ((), ()))
     names = [f"conv {i}, {width} channels" for i, width in enumerate(convolutions, 1)]
     names += [f"linear {i}, {width} units" for i, width in enumerate(linear, 1)]

@@ -24,8 +24,8 @@ def figures(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="geometry, pipeline, activations, coefficients or accuracy; may be given several times.",
-            show_default="all",
+            help="activations, coefficients, accuracy, geometry or pipeline; may be given several times.",
+            show_default="the first three",
         ),
     ] = None,
     columns: ExperimentsOption = None,
@@ -58,7 +58,7 @@ def figures(
     dark: Annotated[bool, typer.Option("--dark", help="Write PNG files for dark pages, too: NAME-dark.png.")] = False,
     output: Annotated[Path, typer.Option(help="Directory for the figures.")] = Path("figures"),
 ) -> None:
-    """Draw figures: accuracies, learned activations and coefficients, the geometry of hulls."""
+    """Draw figures: accuracies, learned activations and coefficients; if asked for, the geometry of hulls."""
     from hullo.lab.analysis.experiments import experiments
     from hullo.lab.analysis.figures import FIGURES, FORMATS, WITHOUT_RECORDS, check_layers, draw_figures, drawing, save
     from hullo.lab.analysis.sources import HOW_TO_GET_RECORDS, read_records
@@ -66,17 +66,18 @@ def figures(
 
     with report_errors():
         names = only or FIGURES
-        if unknown := [name for name in names if name not in FIGURES]:
-            raise ValueError(f"unknown figure {unknown[0]!r}; available: {', '.join(FIGURES)}")
+        if unknown := [name for name in names if name not in (*FIGURES, *WITHOUT_RECORDS)]:
+            available = ", ".join((*FIGURES, *WITHOUT_RECORDS))
+            raise ValueError(f"unknown figure {unknown[0]!r}; available: {available}")
         if unknown := [name for name in formats or () if name not in FORMATS]:
             raise ValueError(f"unknown format {unknown[0]!r}; available: {', '.join(FORMATS)}")
         if not 3 <= width <= 40:
             raise ValueError(f"--width {width:g}: must be from 3 to 40 inches")
-        need_records = [name for name in names if name not in WITHOUT_RECORDS]
+        need_records = [name for name in names if name in FIGURES]
         paths = records or [path for path in DEFAULT_RECORD_PATHS if path.exists()][:1]
-        if need_records and not paths and (only or columns or rows or (reading, epoch, seed) != (None, None, None)):
+        if need_records and not paths:
             raise ValueError(f"no records for the figure {need_records[0]!r}; {HOW_TO_GET_RECORDS}")
-        loaded = read_records(paths, warn) if need_records and paths else []
+        loaded = read_records(paths, warn) if need_records else []
         selected = (
             experiments(loaded, reading=reading, epoch=epoch, columns=columns or (), rows=rows or (), warn=warn)
             if loaded
@@ -95,5 +96,3 @@ def figures(
             else:
                 first, *others = save(figure, output / name, formats or ("png", "pdf"), dark=dark)
                 typer.echo(", ".join([str(first), *(path.name for path in others)]))
-    if need_records and not paths:
-        typer.echo(f"note: no {', '.join(need_records)}: these need records; {HOW_TO_GET_RECORDS}", err=True)

@@ -263,7 +263,7 @@ def _show_results(records: list[Record], output: Path, networks: dict[Column, st
         terminal.print(terminal_table(experiment, terminal.width), crop=False)
         with report_interruption(output), drawing():
             if is_writable and (figure := draw_activations(experiment)):
-                path, *_ = save(figure, output / f"{stem(experiment.name)}-activations")
+                path, *_ = save(figure, output / f"{stem(experiment)}-activations")
                 typer.echo(f"learned activations: {path}")
     if not is_writable:
         typer.echo(f"note: learned activations are not drawn: {output} is read-only", err=True)

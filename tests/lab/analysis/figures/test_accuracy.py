@@ -105,7 +105,7 @@ def test_one_legend_beneath_the_panels_names_every_line_once() -> None:
     figure = draw_learning(experiment(*map(run, rows)))
     assert legend(figure) == ["convex", "affine", "identity", "tanh"]
     assert all(panel.get_legend() is None for panel in figure.axes)
-    assert legend(draw_learning(experiment(*runs()))) == ["convex", "relu", "95 % interval", "interval goes on outside"]
+    assert legend(draw_learning(experiment(*runs()))) == ["convex", "relu", "95 % interval"]
 
 
 def test_fixed_activations_stand_with_the_hulls_that_contain_them() -> None:
@@ -192,19 +192,30 @@ def test_two_seeds_are_drawn_as_runs_without_an_interval_that_would_fill_the_pan
     assert not figure.axes[0].collections
 
 
-def test_an_interval_that_leaves_the_panel_has_a_mark_at_the_edge() -> None:
+def test_intervals_are_in_view_and_accuracies_end_at_a_hundred_percent() -> None:
     wide = [run("relu", seed, accuracies=[60.0, value]) for seed, value in enumerate((60.0, 60.0, 90.0))]
     narrow = [run("tanh", seed, accuracies=[60.0, value]) for seed, value in enumerate((69.0, 70.0, 71.0))]
-    figure = draw_learning(experiment(*wide, *narrow))
-    (panel,) = figure.axes
-    bottom, top = panel.get_ylim()
-    edges = {(line.get_marker(), line.get_ydata()[0]) for line in panel.lines if line.get_marker() in "^v"}
-    assert edges == {("^", top), ("v", bottom)}
-    assert "interval goes on outside" in legend(figure)
+    low = 70.0 - T_3 * stdev([60.0, 60.0, 90.0]) / np.sqrt(3)
+    (panel,) = draw_learning(experiment(*wide, *narrow)).axes
+    assert panel.get_ylim()[0] < low
+    assert panel.get_ylim()[1] == 100.0
     (panel,) = draw_final(experiment(*wide, *narrow)).axes
-    left, right = panel.get_xlim()
-    sides = [(line.get_marker(), *line.get_xydata()[0]) for line in panel.lines if line.get_marker() in "<>"]
-    assert sides == [("<", left, 0.0), (">", right, 0.0)]
+    assert panel.get_xlim()[0] < low
+    assert panel.get_xlim()[1] == 100.0
+
+
+def test_another_metric_has_its_name_and_its_range() -> None:
+    spec = {"network": "net", "data": "table", "settings": "lr=0.1"}
+    some = [
+        replace(r, spec=replace(r.spec, **spec), test_accuracy=[], metric="rmse", lower_is_better=True)
+        for r in (run("relu", seed, accuracies=[60.0, 50.0]) for seed in range(2))
+    ]
+    found = experiment(*(replace(r, test_metric=[53_000.0, 52_000.0 + r.spec.seed]) for r in some))
+    for figure, axis in ((draw_learning(found), "y"), (draw_final(found), "x")):
+        (panel,) = figure.axes
+        assert getattr(panel, f"get_{axis}label")() == "test rmse"
+        low, high = getattr(panel, f"get_{axis}lim")()
+        assert low < 52_000 < 52_001 < high
 
 
 def test_long_titles_are_broken_and_not_cut() -> None:

@@ -85,16 +85,17 @@ def test_fresh_processes_write_the_same_bytes_whatever_the_users_settings_and_wi
         assert b"Date" not in one
 
 
-def test_without_records_the_two_figures_that_need_none_are_drawn_and_the_others_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_diagrams_are_drawn_without_records_and_only_when_asked_for(
+    records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    result = invoke()
-    assert result.exit_code == 0, result.output
-    assert written(tmp_path / "figures") == both("geometry", "pipeline")
-    assert result.stderr.startswith(
-        "note: no activations, coefficients, accuracy: these need records; make records first"
-    )
+    assert invoke(records, "--output", tmp_path / "all").exit_code == 0
+    assert not {"geometry.png", "pipeline.png"} & {*written(tmp_path / "all")}
+    monkeypatch.chdir(tmp_path / "all")  # where there are no records
+    assert invoke("--only", "geometry", "--only", "pipeline").exit_code == 0
+    assert written(tmp_path / "all" / "figures") == both("geometry", "pipeline")
+    result = invoke("--only", "geometry", "--only", "accuracy")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("hullo: no records for the figure 'accuracy'; make records first")
 
 
 def test_where_nothing_was_learned_a_line_says_so(tmp_path: Path) -> None:
@@ -186,7 +187,7 @@ def test_settings_that_differ_are_in_the_names_of_files_without_dots(tmp_path: P
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--only", "histogram"), "unknown figure 'histogram'; available: geometry, pipeline, activations"),
+        (("--only", "histogram"), "unknown figure 'histogram'; available: activations, coefficients, acc"),
         (("--experiment", "lenet5"), "invalid column 'lenet5'"),
         (("--experiment", "resnet56/cifar10"), "no records of 'resnet56/cifar10'; available: lenet5/cifar10"),
         (("--epoch", "3"), "no epoch 3: lenet5/cifar10 has epochs 1 to 2"),
@@ -250,17 +251,21 @@ def recorded(data: str, settings: str) -> Record:
 def test_experiments_have_figures_of_their_own_whatever_their_names(tmp_path: Path) -> None:
     names = [("d.x", ""), ("d-x", ""), ("data", "margin=1"), ("data", "margin=-1"), ("a" * 100, f"b={'c' * 100}")]
     names += [("b", "augment=flip shift=1"), ("b", "augment=flip,shift:1")]
-    runs = [recorded(*name) for name in names]
-    files = []
-    for number, some in enumerate([runs, *([one] for one in runs)]):
-        Records(tmp_path / str(number) / "records.jsonl").add(some)
-        chosen = ("--only", "coefficients", "--dark", "--format", "png", "--output", tmp_path / str(number) / "out")
-        result = invoke(tmp_path / str(number), *chosen)
-        assert (result.exit_code, result.stderr) == (0, "")
-        files.append(written(tmp_path / str(number) / "out"))
-    assert len(files[0]) == 2 * len(names)
-    assert max(map(len, files[0])) < 250
-    assert {*files[1], *files[2]} <= {*files[0]}  # the others are named by their settings only beside each other
+    Records(tmp_path / "records.jsonl").add([recorded(*name) for name in names])
+    chosen = ("--only", "coefficients", "--dark", "--format", "png", "--output", tmp_path / "out")
+    result = invoke(tmp_path, *chosen)
+    assert (result.exit_code, result.stderr) == (0, "")
+    files = written(tmp_path / "out")
+    assert len(files) == 2 * len(names)
+    assert max(map(len, files)) < 250
+    assert {name.partition("-coefficients")[0] for name in files} >= {"net-d-x", "net-d-x-2", "net-data-margin-1-2"}
+
+
+def test_files_of_an_own_network_have_its_name_without_the_hash(tmp_path: Path) -> None:
+    spec = replace(RUNS[-1].spec, network="mine:Net@1f2e3d4c", data="photos@1f2e3d4c", augment="none")
+    Records(tmp_path / "records.jsonl").add([replace(RUNS[-1], spec=spec)])
+    assert invoke(tmp_path, "--only", "activations", "--output", tmp_path / "out").exit_code == 0
+    assert written(tmp_path / "out") == both("Net-photos-activations")
 
 
 def test_characters_that_the_font_lacks_are_drawn_without_warnings(tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -32,15 +32,11 @@ __all__ = [
 ]
 
 WITHOUT_RECORDS = ("geometry", "pipeline")
-"""Figures that need no records."""
-FIGURES = (*WITHOUT_RECORDS, "activations", "coefficients", "accuracy")
-MAX_BYTES = 80
-"""The largest length of a name in the name of a file, which may have two of them; file systems allow 255 bytes."""
-_UNIQUE = re.compile(
-    r"\w+(:\w+@\w+)?/(fashion-mnist(-sample)?|\w+(@\w+)?)( \w+=\w+(\.\d+)?)*"  # an experiment
-    r"|[\w(),=. ]+"  # what the coefficients of a figure belong to
-)
-"""Names that no other name resembles in all but the characters that a file name does not have."""
+"""Figures that need no records, and are drawn only when asked for."""
+FIGURES = ("activations", "coefficients", "accuracy")
+"""Figures of records."""
+MAX_LENGTH = 80
+"""The largest number of characters of a name in the name of a file, which may have two of them."""
 
 
 def draw_figures(
@@ -53,7 +49,7 @@ def draw_figures(
 
     Args:
         experiments: runs to be compared.
-        wanted: names of `FIGURES`.
+        wanted: names of `FIGURES`, and of `WITHOUT_RECORDS`.
         seed: whose activations and coefficients are shown; by default the first that did not diverge.
         layers: whose activations and coefficients are shown, counted from 1; by default all.
     """
@@ -61,29 +57,38 @@ def draw_figures(
         yield "geometry", draw_geometry()
     if "pipeline" in wanted:
         yield "pipeline", draw_pipeline()
+    taken: Counter[str] = Counter()
     for experiment in experiments:
-        name, experiment = stem(experiment.name), replace(experiment, name=label(experiment))
+        name, experiment = stem(experiment), replace(experiment, name=label(experiment))
+        name = _number(name, taken)
         if "activations" in wanted:
             yield f"{name}-activations", draw_activations(experiment, seed, layers)
         if "coefficients" in wanted:
             figures: Mapping[str, Figure | None] = draw_coefficients(experiment, seed, layers) or {"": None}
             for about, figure in figures.items():
-                yield "-".join([name, "coefficients", *map(stem, filter(None, [about]))]), figure
+                yield _number("-".join(filter(None, [name, "coefficients", _slug(about)])), taken), figure
         if "accuracy" in wanted:
             yield f"{name}-accuracy-over-epochs", draw_learning(experiment)
             yield f"{name}-final-accuracy", draw_final(experiment)
 
 
-def stem(name: str) -> str:
-    """Return a name as a part of a file name, without dots: some programs take what follows one for the format.
+def stem(experiment: Experiment) -> str:
+    """Return the start of the names of an experiment's files: its network, its data and what sets it apart."""
+    network, data = experiment.setting.column.without_hashes
+    _, *settings = experiment.name.split()
+    return _slug(" ".join([network.rpartition(":")[2], data, *settings]))
 
-    A hash is added where another name would give the same part, and to what is cut because it is long.
 
-    >>> stem("lenet5/cifar10 coefficient_lr_scale=0.5"), stem("net/data margin=-1")
-    ('lenet5-cifar10-coefficient_lr_scale-0-5', 'net-data-margin-1-8738e7c9')
+def _slug(text: str) -> str:
+    """Return a text as a part of a file name, without dots: some programs take what follows one for the format.
+
+    >>> _slug("lenet5 cifar10 coefficient_lr_scale=0.5")
+    'lenet5-cifar10-coefficient_lr_scale-0-5'
     """
-    text = re.sub(r"\W+", "-", name).strip("-")
-    if _UNIQUE.fullmatch(name) and len(text.encode()) <= MAX_BYTES:
-        return text
-    short = text.encode()[:MAX_BYTES].decode(errors="ignore").rstrip("-")
-    return f"{short}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return re.sub(r"\W+", "-", text)[:MAX_LENGTH].strip("-")
+
+
+def _number(name: str, taken: Counter[str]) -> str:
+    """Return a name that is not taken yet: with a number if it is."""
+    taken[name] += 1
+    return name if taken[name] == 1 else _number(f"{name}-{taken[name]}", taken)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from matplotlib.artist import Artist
@@ -27,12 +28,11 @@ from hullo.lab.analysis.figures.style import (
 from hullo.lab.analysis.sources import ENOUGH_SEEDS
 from hullo.lab.analysis.statistics import Interval
 from hullo.lab.spec.activation import PRELU, ActivationSpec
+from hullo.lab.spec.records import ACCURACY
 
 FIXED_COLORS = (COLORS[2], COLORS[3], "black", COLORS[5], COLORS[4], GRAY)
 FIXED_LINES = ((0, (1, 1)), (0, (4, 1, 1, 1)), (0, (6, 2)), (0, (3, 1, 1, 1, 1, 1)))
 LOST: dict[str, Any] = {"marker": "x", "markersize": 5.0, "markeredgewidth": 1.2, "linestyle": "none"}
-BEYOND: dict[str, Any] = {"linestyle": "none", "markersize": 4.0, "clip_on": False, "zorder": 5}
-"""The look of a mark at the edge of a panel: an interval goes on outside."""
 
 
 def draw_learning(experiment: Experiment) -> Figure:
@@ -40,8 +40,7 @@ def draw_learning(experiment: Experiment) -> Figure:
 
     Beside the hulls of the bases, a panel has the fixed activations that these hulls contain. Means are those of runs
     that did not diverge; each that did is a thin line up to there, and is counted above the panel. An interval of fewer
-    than three seeds is too wide to show; the runs are thin lines instead. A triangle marks an interval that leaves the
-    panel. One epoch is a dot.
+    than three seeds is too wide to show; the runs are thin lines instead. One epoch is a dot.
     """
     panels = arrange(experiment.accuracies)
     curves = {row: intervals(experiment, row) for row in experiment.accuracies}
@@ -65,25 +64,20 @@ def draw_learning(experiment: Experiment) -> Figure:
     for place in places.flat[len(panels) :]:
         place.set_axis_off()
     for place in places[:, 0]:
-        place.set_ylabel(f"{experiment.images} accuracy, %")
+        place.set_ylabel(f"{experiment.images} {experiment.metric}")
     for place in places.flat[-width:]:
         place.set_xlabel("epoch")
     places[0, 0].xaxis.set_major_locator(Round(integer=True))
     places[0, 0].yaxis.set_major_locator(Round())
-    seen = [[point.mean for point in curve] for curve in curves.values()]
-    seen += [reached for runs in lost.values() for reached in runs]
-    _look_at(places[0, 0], [value for curve in seen for value in curve[experiment.epoch // 10 :]])
-    beyond = [
-        _mark_beyond(place, curves[row], looks[row]["color"])
-        for place, rows in zip(places.flat, panels.values(), strict=False)
-        for row in rows
-    ]
+    start = experiment.epoch // 10  # how curves began, far below, may leave the view
+    seen = [value for runs in lost.values() for reached in runs for value in reached[start:]]
+    for curve in curves.values():
+        seen += [value for point in curve[start:] for value in _ends(point)]
+    _set_range(places[0, 0].set_ylim, seen, experiment)
     several = any(point.half is not None for curve in curves.values() for point in curve)
     keys: list[Artist] = []
     if any(map(_has_interval, curves.values())):
         keys.append(Patch(color=GRAY, alpha=0.4, linewidth=0, label="95 % interval"))
-    if any(beyond):
-        keys.append(Line2D([], [], marker="^", color=GRAY, **BEYOND, label="interval goes on outside"))
     if any(lost.values()):
         keys.append(Line2D([], [], color="black", label="diverged", **LOST))
     _explain(figure, looks, keys)
@@ -184,42 +178,30 @@ def _draw_runs(panel: Axes, experiment: Experiment, row: str, look: dict[str, An
         panel.plot(range(1, len(reached) + 1), reached, **thin, marker=_mark(reached), markersize=3)
 
 
-def _mark_beyond(panel: Axes, curve: Sequence[Interval], color: str) -> bool:
-    """Mark where intervals leave the panel, neighboring places once; return whether they leave it."""
-    bottom, top = panel.get_ylim()
-    epochs = list(enumerate(curve, 1)) if _has_interval(curve) else []
-    above, below = [e for e, point in epochs if point.high > top], [e for e, point in epochs if point.low < bottom]
-    for found, edge, shape in ((above, top, "^"), (below, bottom, "v")):
-        groups: list[list[int]] = []
-        for epoch in found:
-            if groups and epoch - groups[-1][-1] <= len(curve) / 10:
-                groups[-1].append(epoch)
-            else:
-                groups.append([epoch])
-        for group in groups:
-            panel.plot([group[len(group) // 2]], [edge], marker=shape, color=color, **BEYOND)
-    return bool(above or below)
-
-
 def _draw_lost(panel: Axes, reached: Sequence[float], look: dict[str, Any]) -> None:
     panel.plot(range(1, len(reached) + 1), reached, **look | {"linewidth": 0.7})
     if reached:
         panel.plot(len(reached), reached[-1], color=look["color"], **LOST)
 
 
-def _look_at(panel: Axes, values: Sequence[float]) -> None:
-    """Show all values; how curves began, far below, and wide intervals may leave the view."""
-    if values:
-        low, high = min(values), max(values)
-        margin = 0.08 * max(high - low, 1.0)
-        panel.set_ylim(max(0.0, low - margin), min(100.0, high + margin))
+def _ends(point: Interval) -> tuple[float, ...]:
+    """Return what is drawn of a mean: itself, and the ends of its interval if it has one."""
+    return (point.low, point.mean, point.high) if point.count >= ENOUGH_SEEDS else (point.mean,)
+
+
+def _set_range(set_limits: Callable[[float, float], Any], seen: Sequence[float], experiment: Experiment) -> None:
+    """Show all of these values; an accuracy is from 0 to 100 %."""
+    if seen:
+        least, most = (0.0, 100.0) if experiment.records[0].metric == ACCURACY else (-math.inf, math.inf)
+        margin = max(0.05 * (max(seen) - min(seen)), 0.3 if experiment.records[0].metric == ACCURACY else 1e-9)
+        set_limits(max(least, min(seen) - margin), min(most, max(seen) + margin))
 
 
 def draw_final(experiment: Experiment) -> Figure:
     """Draw the accuracies of the experiment's reading: every run, their mean with its 95 % interval, and the paper's.
 
     Runs that diverged count as in the table; those that lie far off are counted, not shown. Intervals of fewer than
-    three seeds are not drawn, and arrows mark those that leave the panel.
+    three seeds are not drawn.
     """
     cells = list(experiment.cells.values())
     width = 0.85 * page_width()
@@ -246,17 +228,14 @@ def draw_final(experiment: Experiment) -> Figure:
         if cell.published is not None:
             look = {"color": COLORS[3], "markerfacecolor": "white", "markersize": 4.5, "zorder": 4}
             panel.plot(cell.published, y, "D", **look, label="the paper")
-        seen += [cell.accuracy.mean, *sound, cell.published or cell.accuracy.mean]
+        seen += [*_ends(cell.accuracy), *sound, cell.published or cell.accuracy.mean]
     counts = [f"\n({_count(experiment, cell.row)})" if cell.diverged else "" for cell in cells]
     panel.set_yticks(range(len(cells)), [name + count for name, count in zip(names, counts, strict=True)])
     panel.set_ylim(len(cells) - 0.5, -0.5)
-    _set_range(panel, seen, [cell.accuracy for cell in with_interval])
-    for y, cell in enumerate(cells):
-        if cell in with_interval:
-            _mark_sides(panel, cell.accuracy, y, KINDS.get(_short(cell.row), {"color": "black"})["color"])
+    _set_range(panel.set_xlim, seen, experiment)
     panel.xaxis.set_major_locator(Round(nbins=min(10, int(2 * width))))
     panel.grid(axis="x", color=FAINT, linewidth=0.5)
-    panel.set_xlabel(f"{experiment.images} accuracy, %")
+    panel.set_xlabel(f"{experiment.images} {experiment.metric}")
     panel.set_title(remarks if is_titled() else "", fontsize=6.5)
     handles, labels = panel.get_legend_handles_labels()
     keys = dict(zip(reversed(labels), reversed(handles), strict=True))  # one per name: the first that was drawn
@@ -265,21 +244,3 @@ def draw_final(experiment: Experiment) -> Figure:
     about = dict.fromkeys([*experiment.name.split(", "), experiment.time, experiment.seeds])  # each once
     entitle(figure, f"{', '.join(about)}: {experiment.reading.short}")
     return figure
-
-
-def _set_range(panel: Axes, seen: Sequence[float], intervals: Sequence[Interval]) -> None:
-    """Show all of `seen`, and the intervals that are not wider than these."""
-    spread = max(max(seen) - min(seen), 1.0)
-    ends = [end for i in intervals if i.high - i.low <= spread for end in (i.low, i.high)]
-    low, high = min([*seen, *ends]), max([*seen, *ends])
-    margin = max(0.05 * (high - low), 0.3)
-    panel.set_xlim(low - margin, high + margin)
-
-
-def _mark_sides(panel: Axes, interval: Interval, y: int, color: str) -> None:
-    """Mark where an interval leaves the panel at the sides."""
-    left, right = panel.get_xlim()
-    if interval.low < left:
-        panel.plot([left], [y], marker="<", color=color, **BEYOND)
-    if interval.high > right:
-        panel.plot([right], [y], marker=">", color=color, **BEYOND)
