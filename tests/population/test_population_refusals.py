@@ -137,19 +137,18 @@ def test_bad_optimizer_settings_are_rejected_with_the_value() -> None:
         ({"lr": "fast"}, "'fast'.*3 members"),
         ({"lr": 0.1, "momentum": 1.0}, "momentum"),
         ({"lr": 0.1, "nesterov": True}, "momentum"),
-        ({"lr": 0.1, "groups": [{"params": [nn.Parameter(torch.ones(2))]}]}, "another"),
-        ({"lr": 0.1, "groups": [{"params": [], "rate": 1}]}, "rate"),
-        ({"lr": 0.1, "groups": [{"lr": 0.2}]}, "no params"),
+        ({"lr": 0.1, "coefficient_lr_scale": -1.0}, "coefficient_lr_scale"),
+        ({"lr": 0.1, "groups": [{"params": [nn.Parameter(torch.ones(3, 5))]}]}, r"shape \(3, 5\) in params"),
+        ({"lr": 0.1, "groups": [{"params": ["0.weight"]}]}, "'0.weight' in params"),
+        ({"lr": 0.1, "groups": [{"params": [], "rate": 1}]}, "rate.*lr or lr_scale"),
+        ({"lr": 0.1, "groups": [{"params": [], "lr": 1.0, "lr_scale": 10.0}]}, "lr_scale alone"),
+        ({"lr": 0.0, "groups": [{"params": [], "lr": 1.0}]}, "lr_scale alone"),
+        ({"lr": 0.1, "groups": {"params": []}}, "'params'; give a list of dictionaries"),
     ):
         with pytest.raises(ValueError, match=word):
             SGD(population, **options)
-    for options, word in (
-        ({"groups": {"params": []}}, "a list of dictionaries"),
-        ({"groups": [{"params": ["0.weight"]}]}, "not their names"),
-        ({"schedule": 0.5}, r"schedule=0\.5"),
-    ):
-        with pytest.raises(TypeError, match=word):
-            SGD(population, 0.1, **options)
+    with pytest.raises(TypeError, match=r"schedule=0\.5"):
+        SGD(population, 0.1, schedule=0.5)
     with pytest.raises(TypeError, match=r"takes.*generator"):
         SGD(population.parameters(), lr=0.1)
     with pytest.raises(RuntimeError, match="backward"):

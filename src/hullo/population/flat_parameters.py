@@ -34,10 +34,6 @@ class FlatParameters:
             for name, view in views.items():
                 view.copy_(optimizer.state[kind][name])
             optimizer.state[kind] = views
-        one, unset = torch.ones_like(optimizer.lr), torch.full_like(optimizer.lr, torch.nan)
-        self.lr_scales = torch.stack([optimizer.lr_scales.get(name, one) for name in parameters])
-        self.own_decays = torch.stack([optimizer.own_decays.get(name, unset) for name in parameters])
-        self.has_groups = bool(optimizer.lr_scales or optimizer.own_decays)
         self.copies = None if copies is None else self.layout.buffer(copies)
         if self.copies is not None:
             views = dict(zip(parameters, self.layout.views(self.copies), strict=True))
@@ -58,7 +54,7 @@ class FlatParameters:
             [gradients.get(name) for name in optimizer.parameters],
             rates=optimizer.lr,
             decays=optimizer.weight_decay,
-            own=(optimizer.lr * self.lr_scales, self.own_decays) if self.has_groups else (),
+            own=(optimizer.lr * optimizer.lr_scales, optimizer.own_decays) if optimizer.has_groups else (),
             counts=optimizer.counts,
             rule=optimizer.rule(),
             factor=factor,

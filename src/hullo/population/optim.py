@@ -27,6 +27,7 @@ BLOCK = 2**18
 Numbers = float | Sequence[float] | Tensor
 Group = Mapping[str, Any]
 Schedule = Callable[[Tensor], Tensor | float]
+_GROUP_KEYS = {"params", "lr", "lr_scale", "weight_decay"}
 
 
 class _PerMember:
@@ -98,11 +99,13 @@ class Optimizer:
         self.updates = torch.zeros((), dtype=torch.float64, device=population.seeds.device)
         self.parameters, self._frozen = self._split_parameters()
         self.counts = self.updates.new_zeros(len(self.parameters))  # updates of each parameter, for Adam
-        self.lr_scales: dict[str, Tensor] = {}
-        self.own_decays: dict[str, Tensor] = {}
+        self.lr_scales = torch.ones(len(self.parameters), *self.lr.shape).to(self.lr)  # multiples of `lr`
+        self.own_decays = torch.full_like(self.lr_scales, torch.nan)  # NaN stands for `weight_decay`
+        self.has_groups = False
         coefficients = {"params": population.activations.coefficient_parameters(), "weight_decay": 0.0}
-        self._read_groups([coefficients | {"lr_scale": self._numbers("coefficient_lr_scale", coefficient_lr_scale)}])
-        self._read_groups(groups)
+        scale = self._numbers("coefficient_lr_scale", coefficient_lr_scale)
+        for group in (coefficients | {"lr_scale": scale}, *groups):
+            self._read_group(group)
         self.state = {
             state: {name: torch.zeros_like(p) for name, p in self.parameters.items()} for state in self.state_names
         }
@@ -136,43 +139,35 @@ class Optimizer:
             )
         return numbers.expand(members).clone()
 
-    def _read_groups(self, groups: Iterable[Group]) -> None:
-        """Read the multiples of the learning rate, and the weight decay, of parameters in groups."""
-        names = {id(p): name for name, p in self.parameters.items()}
+    def _read_group(self, group: Group) -> None:
+        """Read the multiple of the learning rate, and the weight decay, of the parameters in a group."""
+        if not isinstance(group, Mapping) or "params" not in group or not group.keys() <= _GROUP_KEYS:
+            given = sorted(group) if isinstance(group, Mapping) else repr(group)
+            raise ValueError(
+                f"groups has {given}; give a list of dictionaries with params, and any of lr or lr_scale, and "
+                "weight_decay"
+            )
+        settings = {key: self._numbers(key, value) for key, value in group.items() if key != "params"}
+        if "lr" in settings:
+            own, lr = settings.pop("lr"), self.lr
+            if "lr_scale" in settings or bool(((lr == 0) & (own != 0)).any()):
+                raise ValueError(
+                    "a group has an lr beside lr_scale, or where the optimizer's is 0; give lr_scale alone"
+                )
+            settings["lr_scale"] = torch.where(own == lr, 1.0, own / lr)
+        positions = {id(p): i for i, p in enumerate(self.parameters.values())}
         untrained = {id(item) for item in (*self._frozen.values(), *self.population.buffers())}
-        if isinstance(groups, Mapping):
-            raise TypeError("groups is a dictionary; give a list of dictionaries")
-        for group in groups:
-            if not isinstance(group, Mapping):
-                raise TypeError(f"a group is a {type(group).__name__}; give dictionaries with params and settings")
-            if "params" not in group:
-                raise ValueError(f"a group has no params, only {sorted(group)}; give a list of parameters")
-            if unknown := group.keys() - {"params", "lr", "lr_scale", "weight_decay"}:
-                raise ValueError(f"a group has params, lr or lr_scale, and weight_decay; got {sorted(unknown)}")
-            settings = {key: self._numbers(key, value) for key, value in group.items() if key != "params"}
-            scale, decay = self._lr_scale(settings), settings.get("weight_decay")
-            for parameter in [group["params"]] if isinstance(group["params"], Tensor) else group["params"]:
-                if not isinstance(parameter, Tensor):
-                    raise TypeError(f"a group has {parameter!r} in params; give parameters, not their names")
-                if (name := names.get(id(parameter))) is None:
-                    if id(parameter) not in untrained:  # such as coefficients, where no member has a hull
-                        raise ValueError(
-                            f"a group has a parameter of shape {tuple(parameter.shape)} of another network"
-                        )
-                    continue
-                self.lr_scales |= {} if scale is None else {name: scale}
-                self.own_decays |= {} if decay is None else {name: decay}
-
-    def _lr_scale(self, settings: Mapping[str, Tensor]) -> Tensor | None:
-        """Return the learning rates of a group as multiples of the optimizer's; None if it has no other."""
-        if "lr" not in settings:
-            return settings.get("lr_scale")
-        if "lr_scale" in settings:
-            raise ValueError("a group has lr and lr_scale; give one of them")
-        own, lr = settings["lr"], self.lr
-        if bool(((lr == 0) & (own != 0)).any()):
-            raise ValueError("a group has an lr where lr of the optimizer is 0; give lr_scale, the multiple of lr")
-        return torch.where(own == lr, 1.0, own / lr)
+        for parameter in [group["params"]] if isinstance(group["params"], Tensor) else group["params"]:
+            position = positions.get(id(parameter))
+            if position is not None:
+                self.has_groups = True
+                self.lr_scales[position] = settings.get("lr_scale", self.lr_scales[position])
+                self.own_decays[position] = settings.get("weight_decay", self.own_decays[position])
+            elif id(parameter) not in untrained:  # such as coefficients, where no member has a hull
+                what = (
+                    f"a tensor of shape {tuple(parameter.shape)}" if isinstance(parameter, Tensor) else repr(parameter)
+                )
+                raise ValueError(f"a group has {what} in params; give parameters of this population")
 
     @property
     def generation(self) -> int:
@@ -217,18 +212,22 @@ class Optimizer:
         if self._flat is not None:
             self._flat.update(gradients, factor, scale)
             return
-        for count, (name, parameter) in zip(self.counts, self.parameters.items(), strict=True):
+        rates = self.lr * self.lr_scales * (1.0 if factor is None else factor)
+        decays = torch.where(self.own_decays.isnan(), self.weight_decay, self.own_decays)
+        for i, (name, parameter) in enumerate(self.parameters.items()):
             if name not in gradients:
                 continue
-            lr = self.lr * self.lr_scales.get(name, 1.0) * (1.0 if factor is None else factor)
-            gradient = gradients[name].resolve_conj()
-            own = (parameter.detach(), gradient, *(self.state[kind][name] for kind in self.state_names))
+            own = (
+                parameter.detach(),
+                gradients[name].resolve_conj(),
+                *(self.state[kind][name] for kind in self.state_names),
+            )
             changed, gradient, *state = map(torch.view_as_real, own) if parameter.is_complex() else own
-            settings = [_per_member(item, changed) for item in (lr, self.own_decays.get(name, self.weight_decay))]
+            settings = [_per_member(item, changed) for item in (rates[i], decays[i])]
             each = max(1, BLOCK * len(changed) // max(1, changed.numel()))
             blocks = (torch.split(item, each) for item in (changed, gradient, *settings, *state))
-            for block, part, rates, decays, *states in zip(*blocks, strict=True):
-                self.update(block, part, rates, decays, count, *states)
+            for block, part, lr, decay, *states in zip(*blocks, strict=True):
+                self.update(block, part, lr, decay, self.counts[i], *states)
 
     def _factor(self, scheduled: Tensor | float) -> Tensor:
         """Return the factor of the learning rates that a schedule returned, as a tensor."""
@@ -285,14 +284,17 @@ class Optimizer:
             members: the numbers of the members to keep.
             select: a function from a name and a tensor like that parameter before to the part that is kept.
         """
-        counts = dict(zip(self.parameters, self.counts.tolist(), strict=True))
+        before = list(self.parameters)
         self.parameters, self._frozen = self._split_parameters()
-        self.counts = self.counts.new_tensor([counts[name] for name in self.parameters])
+        rows = [before.index(name) for name in self.parameters]
+        self.counts, self.lr_scales, self.own_decays = (
+            self.counts[rows],
+            self.lr_scales[rows][:, members],
+            self.own_decays[rows][:, members],
+        )
         for name in ("lr", "weight_decay"):
             vars(self)[name] = vars(self)[name][members]
         self.max_norm = None if self.max_norm is None else self.max_norm[members]
-        self.lr_scales = {name: self.lr_scales[name][members] for name in self.parameters if name in self.lr_scales}
-        self.own_decays = {name: self.own_decays[name][members] for name in self.parameters if name in self.own_decays}
         self.state = {
             kind: {name: select(name, tensors[name]) for name in self.parameters}
             for kind, tensors in self.state.items()
