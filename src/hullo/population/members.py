@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.utils import parametrize
 
-from hullo.population.sites import BOOKKEEPING, Site, read_own_site, read_site
+from hullo.population.sites import BOOKKEEPING, Site, read_site
 
 
 def make_members(factory: Callable[[], nn.Module], seeds: Sequence[int]) -> list[nn.Module]:
@@ -66,21 +66,20 @@ def _compare_modules(
     path: str, modules: Sequence[nn.Module], roles: Sequence[_Roles], sites: list[Site], paths: list[str]
 ) -> None:
     """Compare the members' modules at a path, and those inside them; collect sites, and the paths of other modules."""
-    if site := read_site(path, modules):
-        sites.append(site)
-        return
-    paths.append(path)
-    for k, other in enumerate(modules[1:], 1):
+    reason, k = "", 0
+    for k, other in enumerate(modules):
         reason = _structural_difference(modules[0], other)
         if not reason and _is_layer(other):
             reason = _attribute_difference(modules[0], other, _Equality(roles[0], roles[k]))
-        if reason and path and (own := read_own_site(path, modules)):
-            sites.append(own)
-            paths.pop()
-            return
         if reason:
-            where = f"module {path!r}" if path else "the networks"
-            raise ValueError(f"members 0 and {k} differ in {where}: {reason}; give networks of one architecture")
+            break
+    if site := read_site(path, modules, are_alike=not reason):
+        sites.append(site)
+        return
+    if reason:
+        where = f"module {path!r}" if path else "the networks"
+        raise ValueError(f"members 0 and {k} differ in {where}: {reason}; give networks of one architecture")
+    paths.append(path)
     for name, child in modules[0]._modules.items():
         if child is not None:
             children: Any = [module._modules[name] for module in modules]

@@ -217,21 +217,24 @@ def _is_activation(module: nn.Module) -> bool:
     return isinstance(module, Hull) or type(module).__module__ == "torch.nn.modules.activation"
 
 
-def read_site(path: str, modules: Sequence[nn.Module]) -> Site | None:
-    """Return the site of the members' modules at a path, if they are activations; else None."""
+def read_site(path: str, modules: Sequence[nn.Module], are_alike: bool) -> Site | None:
+    """Return the site of the members' modules at a path: of activations, or of unlike modules that are called alone."""
     hooked = any(module._forward_hooks or module._forward_pre_hooks for module in modules)
-    if not any(_is_activation(module) for module in modules):
+    are_known = any(_is_activation(module) for module in modules)
+    if are_alike and not are_known:
         return None
     for module in modules:
-        if isinstance(module, Hull) and (hooked or type(module).forward not in (Hull.forward, InPlace.forward)):
-            raise ValueError(f"the hull {path!r} has hooks or an overridden forward, which a population does not call")
-        _check_parametrization(path, module)
-    found = [Activation.of(module) or _call_of(module) for module in modules]
+        if isinstance(module, Hull):
+            _check_hull(path, module, hooked)
+    found = (
+        [Activation.of(module) or _call_of(module) for module in modules] if are_known else [*map(_call_of, modules)]
+    )
     activations = [item for item in found if item is not None]
-    are_alike = len(set(map(type, modules))) == 1
     if hooked or (are_alike and all(item.function is not None for item in activations)):
         return None
     if len(activations) < len(modules):
+        if not are_known:
+            return None
         k = found.index(None)
         raise ValueError(
             f"module {path!r} is {type(modules[k]).__name__} in member {k}, and an activation in others; give networks "
@@ -242,25 +245,17 @@ def read_site(path: str, modules: Sequence[nn.Module]) -> Site | None:
     return Site(path, activations, inplace=inplace)
 
 
-def read_own_site(path: str, modules: Sequence[nn.Module]) -> Site | None:
-    """Return the site of unlike modules of the user's own, if none of them has parameters or buffers; else None."""
-    found = [_call_of(module) for module in modules]
-    activations = [item for item in found if item is not None]
-    if len(activations) < len(modules) or any(module._forward_hooks or module._forward_pre_hooks for module in modules):
-        return None
-    return Site(path, activations)
-
-
-def _check_parametrization(path: str, module: nn.Module) -> None:
-    """Raise an error if a hull that is learned has a parametrization that populations do not compute."""
-    if isinstance(module, Hull) and module.raw.requires_grad:
-        chosen = module.constraint.parametrization
-        if not isinstance(chosen, BuiltInParametrization):
-            valid = ", ".join(map(repr, module.set_class.choices))
-            raise ValueError(
-                f"the hull {path!r} has parametrization={chosen.name!r}; a population trains hulls with {valid}, and "
-                "others if they are frozen with requires_grad_(False)"
-            )
+def _check_hull(path: str, hull: Hull, hooked: bool) -> None:
+    """Raise an error for a hull with code of the user's own that populations do not compute."""
+    if hooked or type(hull).forward not in (Hull.forward, InPlace.forward):
+        raise ValueError(f"the hull {path!r} has hooks or an overridden forward, which a population does not call")
+    chosen = hull.constraint.parametrization
+    if hull.raw.requires_grad and not isinstance(chosen, BuiltInParametrization):
+        valid = ", ".join(map(repr, hull.set_class.choices))
+        raise ValueError(
+            f"the hull {path!r} has parametrization={chosen.name!r}; a population trains hulls with {valid}, and "
+            "others if they are frozen with requires_grad_(False)"
+        )
 
 
 def share_sites(sites: Sequence[Site], names: Sequence[str]) -> list[Site]:
