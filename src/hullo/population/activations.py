@@ -28,11 +28,13 @@ from hullo.population.regroup import join_members, split_members
 from hullo.population.sites import Activation, Call, Site
 from hullo.population.values import Value
 
-NAMES = ("unused", "fixed", "projection", "softmax", "recentred", "free", "rest", "given", "clamped", "softplus")
+_OTHERS = ("unused", "fixed", "slope", "rest")
+NAMES = (*_OTHERS, "given", "projection", "softmax", "recentred", "free", "clamped", "softplus")
 CODES = {name: code for code, name in enumerate(NAMES)}
-"""How the coefficient of a base in a row is computed; "rest" is the last one of a "free" row, one minus the others.
+"""How the coefficient of a base in a row is computed: by a parametrization, or "fixed", a constant.
 
-The code of a number that is not learned is negative.
+"rest" is the last coefficient of a "free" row, one minus the others; "slope" is the other one of an `nn.PReLU`. The
+code of a number that is not learned is negative.
 """
 
 
@@ -76,7 +78,6 @@ class _Plan:
         order: for each row of all calls, its row of the table.
         uses: for each row of the table, the rows of calls that use it, padded with -1.
         places: for each entry of the table, that of its coefficient among those of all groups; 0 for none.
-        is_slope: for each row of the table, whether it is that of an `nn.PReLU` that is learned, (K, R, 1).
         rows: the coefficients of the calls, if none is learned.
     """
 
@@ -85,7 +86,6 @@ class _Plan:
     order: Tensor
     uses: Tensor
     places: Tensor
-    is_slope: Tensor
     rows: list[list[Tensor]] = field(default_factory=list)
 
 
@@ -108,7 +108,7 @@ class Activations(nn.Module):
         super().__init__()
         self.sites = list(sites)
         used = [item for site in self.sites for item in site.activations]
-        hulls_first = sorted(used, key=lambda item: not item.is_learned or item.is_prelu)
+        hulls_first = sorted(used, key=lambda item: not item.is_learned or item.parametrization == "slope")
         self.bases = tuple(dict.fromkeys(base for item in hulls_first for base in item.bases))
         self._starts, rows = _allocate(self.sites, members)
         shape = (members, rows, len(self.bases))
@@ -126,13 +126,13 @@ class Activations(nn.Module):
         self.register_buffer("codes", codes)
         self.register_buffer("fixed", torch.where(codes < 0, numbers, 0.0))
         self.register_buffer("owners", owners.flatten(), persistent=False)
-        is_slope = self._find_slopes()
-        learned = torch.where((codes > 0) & ~is_slope, numbers, 0.0).to(dtype)
-        self._learns_coefficients = any(item.is_learned and not item.is_prelu for item in used)
+        is_slope = codes == CODES["slope"]
+        raw = torch.where((codes > 0) & ~is_slope, numbers, 0.0).to(dtype)
+        self._learns_coefficients = any(item.is_learned and item.parametrization != "slope" for item in used)
         if self._learns_coefficients:
-            self.raw = nn.Parameter(learned)
+            self.raw = nn.Parameter(raw)
         else:
-            self.register_buffer("raw", learned, persistent=False)
+            self.register_buffer("raw", raw, persistent=False)
         self.slopes = None
         if is_slope.any():
             self.slopes = nn.Parameter(torch.where(is_slope, numbers, 0.0).sum(-1).to(dtype))
@@ -223,7 +223,7 @@ class Activations(nn.Module):
         taken = [row for site in calls for call in site for row in call.rows.tolist()]
         entries: dict[tuple[str, int], dict[tuple[int, int], Tensor]] = {}
         for _, k, span, columns, activation in self._spans():
-            name = "given" if activation.parametrization == "fixed" else activation.parametrization
+            name = {"fixed": "given", "slope": "free"}.get(activation.parametrization, activation.parametrization)
             first = (k * rows + torch.arange(span.start, span.stop)) * bases
             entries.setdefault((name, len(columns)), {})[k, span.start] = first[:, None] + torch.tensor(columns)
         places, groups, count = torch.zeros(members * rows * bases, dtype=torch.int64), [], 1
@@ -233,16 +233,9 @@ class Activations(nn.Module):
             count += at.numel()
             groups.append((parametrization, at[:, : width - parametrization.fewer].to(self.raw.device)))
         order, uses = torch.tensor(taken, dtype=torch.int32), _uses(taken, members * rows)
-        tensors = (order, uses, places.view(members * rows, bases), self._find_slopes())
-        order, uses, places, is_slope = (item.to(self.raw.device) for item in tensors)
-        return _Plan(calls, groups, order, uses, places, is_slope)
-
-    def _find_slopes(self) -> Tensor:
-        """Return whether each row is that of an `nn.PReLU` that is learned, (K, R, 1)."""
-        found = torch.zeros(*self.codes.shape[:2], 1, dtype=torch.bool)
-        for _, k, span, _, activation in self._spans():
-            found[k, span] = activation.is_prelu
-        return found
+        tensors = (order, uses, places.view(members * rows, bases))
+        order, uses, places = (item.to(self.raw.device) for item in tensors)
+        return _Plan(calls, groups, order, uses, places)
 
     def _make_call(self, index: int, indices: list[int], fused: bool) -> Call:
         """Return the call of some members of a site."""
@@ -277,9 +270,9 @@ class Activations(nn.Module):
     @property
     def table(self) -> Tensor:
         """Return the numbers of every row that are learned."""
-        return (
-            self.raw if self.slopes is None else torch.where(self._plan.is_slope, self.slopes.unsqueeze(-1), self.raw)
-        )
+        if self.slopes is None:
+            return self.raw
+        return torch.where(self.codes == CODES["slope"], self.slopes.unsqueeze(-1), self.raw)
 
     @property
     def numbers(self) -> Tensor:

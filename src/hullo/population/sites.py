@@ -31,8 +31,7 @@ class Activation:
 
     Args:
         bases: the base functions.
-        parametrization: how numbers become coefficients, a name of :mod:`hullo.parametrizations`; "fixed" for
-            coefficients that are no parameters.
+        parametrization: how numbers become coefficients, as in :data:`hullo.population.activations.CODES`.
         raw: the numbers, (groups, numbers per row).
         is_learned: whether the numbers are learned.
         channel_dim: the dimension of the channels, where there are several groups.
@@ -62,11 +61,6 @@ class Activation:
     def learns(self) -> bool:
         """Return whether anything is learned."""
         return self.is_learned or (self.scales is not None and self.scales.requires_grad)
-
-    @property
-    def is_prelu(self) -> bool:
-        """Return whether it is an `nn.PReLU` that is learned."""
-        return self.parameter == "weight" and self.is_learned
 
     @property
     def is_base(self) -> bool:
@@ -111,7 +105,7 @@ class Activation:
             return cls((get_base("identity"), get_base("relu")), "fixed", torch.tensor(rows, dtype=torch.float64))
         if type(module) is nn.PReLU:  # a * identity + (1 - a) * relu
             bases, slopes = (get_base("identity"), get_base("relu")), module.weight.detach().reshape(-1, 1)
-            return cls(bases, "free", slopes, module.weight.requires_grad, 1, "weight", id(module.weight))
+            return cls(bases, "slope", slopes, module.weight.requires_grad, 1, "weight", id(module.weight))
         reading = read_module(module)
         if reading is None or reading.known is None:
             return None

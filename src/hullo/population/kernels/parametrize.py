@@ -23,7 +23,7 @@ from hullo.kernels import device_math
 from hullo.population.activations import NAMES
 from hullo.population.kernels.first_order import once_differentiable
 
-UNUSED, FIXED, PROJECTION, SOFTMAX, RECENTRED, FREE, REST, GIVEN, CLAMPED, SOFTPLUS = map(
+UNUSED, FIXED, SLOPE, REST, GIVEN, PROJECTION, SOFTMAX, RECENTRED, FREE, CLAMPED, SOFTPLUS = map(
     tl.constexpr, range(len(NAMES))
 )
 EPSILON = tl.constexpr(torch.finfo(torch.float32).eps)
@@ -109,9 +109,8 @@ def _transform(
     coefficients = tl.where(codes == PROJECTION, _project(raw, used), coefficients)
     coefficients = tl.where(codes == SOFTMAX, _softmax(raw, used), coefficients)
     coefficients = tl.where(codes == RECENTRED, _recentre(raw, used, 1.0), coefficients)
-    coefficients = tl.where(codes == FREE, raw, coefficients)
-    others = tl.sum(tl.where(codes == FREE, raw, 0.0), 1, keep_dims=True)
-    coefficients = tl.where(codes == REST, 1.0 - others, coefficients)
+    free = tl.where((codes == FREE) | (codes == SLOPE), raw, 0.0)
+    coefficients = tl.where(codes == REST, 1.0 - tl.sum(free, 1, keep_dims=True), coefficients + free)
     coefficients = tl.where(codes == CLAMPED, device_math.positive_part(raw), coefficients)
     coefficients = tl.where(codes == SOFTPLUS, _softplus(raw), coefficients)
     to = row * BASES + tl.arange(0, COLUMNS)[None, :]
@@ -140,7 +139,7 @@ def _transform_backward(
     draw = tl.where(centered, _recentre(gradient, used, 0.0), 0.0)
     draw = tl.where(codes == SOFTMAX, _softmax_backward(coefficients, gradient, used), draw)
     rest = tl.sum(tl.where(codes == REST, gradient, 0.0), 1, keep_dims=True)
-    draw = tl.where(codes == FREE, gradient - rest, draw)
+    draw = tl.where((codes == FREE) | (codes == SLOPE), gradient - rest, draw)
     draw = tl.where((codes == GIVEN) | (codes == CLAMPED), gradient, draw)
     draw = tl.where(codes == SOFTPLUS, gradient * -device_math.expm1(-coefficients), draw)
     tl.store(draw_ptr + at, tl.where(learned, draw, 0.0).to(draw_ptr.dtype.element_ty), mask=inside)
