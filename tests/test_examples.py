@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
+from hullo.lab import data
 from hullo.population import images
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -91,3 +93,47 @@ def test_example_augments_like_the_laboratory(monkeypatch: pytest.MonkeyPatch) -
     possible = images.move(image, torch.zeros(len(moves), dtype=torch.long), moves)
     for made in kerasnet.augment(image.expand(40, -1, -1, -1)):
         assert (made == possible).flatten(1).all(1).sum() == 1
+
+
+STUDIES = {
+    "tables": (["--epochs", "1"], "relu", "affine from relu per feature"),
+    "convolutions": (["--name", "tiny", "--depth", "8", "--epochs", "1"], "relu", "affine from silu"),
+    "language": (["--layers", "1", "--width", "16", "--length", "8", "--batch", "2", "--steps", "2"], "gelu", "xielu"),
+    "physics": (["--steps", "1", "--points", "32"], "tanh", "tanh, learned slope"),
+    "images": (["--size", "8", "--steps", "2"], "sin", "linear of two sines"),
+}
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> dict[str, list[str]]:
+    """Return the data of each study, a few samples."""
+    numbers = ("longitude", "latitude", "housing_median_age", "total_rooms", "total_bedrooms", "population")
+    columns = [*numbers, "households", "median_income", "median_house_value", "ocean_proximity"]
+    rows = [[str(1 + (7 * i + 3 * j) % 11) for j in range(len(columns) - 1)] + ["INLAND"] for i in range(40)]
+    (tmp_path / "housing.csv").write_text("\n".join(map(",".join, [columns, *rows])))
+    (tmp_path / "text.txt").write_text("to be or not to be, " * 40)
+    pixels = torch.randint(256, (260, 3, 8, 8), dtype=torch.uint8)
+    labels = torch.arange(260) % 2
+    data.register(data.Dataset("tiny", ("a", "b"), pixels, labels, pixels[:10], labels[:10]))
+    for number in range(3):
+        Image.fromarray(pixels[number].permute(1, 2, 0).numpy()).save(tmp_path / f"{number}.png")
+    files = {"tables": "housing.csv", "language": "text.txt", "images": "."}
+    return {name: [str(tmp_path / file)] for name, file in files.items()} | {"physics": ["allen-cahn"]}
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_study_compares_and_resumes(
+    study: str, run: Callable[..., str], inputs: dict[str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES / "studies")
+    options, fixed, learned = STUDIES[study]
+    output = tmp_path / "runs.jsonl"
+    command = [*inputs.get(study, []), *options, "--seeds", "2", "--only", fixed, learned, "--output", str(output)]
+    table = run(f"studies/{study}.py", *command)
+    records = output.read_text()
+    runs = [json.loads(line)["run"] for line in records.splitlines()]
+    assert [item["seed"] for item in runs] == [0] * 6 + [100, 100, 101, 101]  # three rates, then fresh seeds
+    assert {item["candidate"] for item in runs} == {fixed, learned}
+    assert f"{fixed} (reference)" in table
+    assert run(f"studies/{study}.py", *command) == table
+    assert output.read_text() == records

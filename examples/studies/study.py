@@ -8,6 +8,7 @@ command resumes an interrupted study.
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -16,17 +17,29 @@ from itertools import product
 from pathlib import Path
 from statistics import mean
 
+import torch
 from torch import nn
 
-from hullo.lab.analysis.statistics import Interval, p_value
-from hullo.lab.spec.environment import environment
+from hullo import AffineHull, ConvexHull, Hull, LinearHull
+from hullo.lab.analysis.statistics import Interval, holm, p_value
+from hullo.lab.spec.environment import choose_device, device_name, environment
+from hullo.population import Population
+
+Make = Callable[[int], nn.Module]
+"""Makes an activation for a number of channels."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """An activation: a function that makes one, and the learning rate of its coefficients as a multiple of `lr`."""
+    """An activation.
 
-    make: Callable[[], nn.Module]
+    Args:
+        make: makes one for a number of channels.
+        coefficient_lr_scale: the learning rate of its coefficients, as a multiple of that of the weights.
+        is_learned: whether it is compared with the best of the others.
+    """
+
+    make: Make
     coefficient_lr_scale: float = 1.0
     is_learned: bool = False
 
@@ -38,6 +51,30 @@ class Run:
     candidate: str
     lr: float
     seed: int
+
+
+def settings(replaced: str, width_dim: int) -> dict[str, Candidate]:
+    """Return hulls that differ from one in a single setting: rate of coefficients, start, kind, per channel.
+
+    Args:
+        replaced: the fixed activation that they start as.
+        width_dim: the dimension of the channels.
+    """
+    bases = dict.fromkeys(["identity", "tanh", replaced])
+
+    def hull(kind: type[Hull] = AffineHull, init: str | None = replaced, *, per_channel: bool = False) -> Make:
+        options = {"channel_dim": width_dim, "init": init, "strict": False}
+        return lambda width: kind(*bases, groups=width if per_channel else 1, **options)
+
+    chosen: dict[str, tuple[Make, float]] = {
+        "hull": (hull(), 1.0),
+        **{f"hull, rate x{scale}": (hull(), float(scale)) for scale in (3, 10, 30)},
+        "hull, uniform start": (hull(init=None), 1.0),
+        "hull, linear": (hull(LinearHull), 1.0),
+        "hull, convex": (hull(ConvexHull), 1.0),
+        "hull, per channel": (hull(per_channel=True), 1.0),
+    }
+    return {name: Candidate(make, scale, is_learned=True) for name, (make, scale) in chosen.items()}
 
 
 Train = Callable[[Sequence[Run]], Sequence[Mapping[str, float]]]
@@ -89,16 +126,56 @@ class Study:
         reference = min((name for name in candidates if not candidates[name].is_learned), key=vals.__getitem__)
         self.scores([Run(name, chosen[name], seed) for seed in fresh for name in candidates])
         base = self.values("test", reference, chosen[reference], fresh)
-        lines = ["| activation | lr | validation | test | change | p | seconds |", "|---|---|---|---|---|---|---|"]
+        tests = {name: self.values("test", name, lr, fresh) for name, lr in chosen.items()}
+        changes = {
+            name: [own - other for own, other in zip(values, base, strict=True)]
+            for name, values in tests.items()
+            if name != reference and all(map(math.isfinite, values))
+        }
+        p_values = dict(zip(changes, holm([p_value(values) for values in changes.values()]), strict=True))
+        lines = [
+            "| activation | lr | validation | test | change | p (Holm) | seconds |",
+            "|---|---|---|---|---|---|---|",
+        ]
         for name in sorted(candidates, key=vals.__getitem__):
-            tests = self.values("test", name, chosen[name], fresh)
-            changes = [own - other for own, other in zip(tests, base, strict=True)]
-            is_sound = name != reference and all(map(math.isfinite, changes))
-            gain, p = (Interval.of(changes).spell("+.4f"), f"{p_value(changes):.2g}") if is_sound else ("", "")
-            edge = " (end of the grid)" if chosen[name] in (min(rates), max(rates)) and len(rates) > 1 else ""
+            mark = " (reference)" if name == reference else ""
+            edge = " (end of the grid)" if len(rates) > 1 and chosen[name] in (min(rates), max(rates)) else ""
+            change = Interval.of(changes[name]).spell("+.4f") if name in changes else ""
+            p = f"{p_values[name]:.2g}" if name in changes else ""
             seconds = mean(self.values("seconds", name, chosen[name], fresh))
-            lines.append(
-                f"| {name}{' (reference)' if name == reference else ''} | {chosen[name]:g}{edge} | {vals[name]:.4g} | "
-                f"{Interval.of(tests).spell('.4f')} | {gain} | {p} | {seconds:.3g} |"
-            )
+            test = Interval.of(tests[name]).spell(".4f")
+            cells = [f"{name}{mark}", f"{chosen[name]:g}{edge}", f"{vals[name]:.4g}", test, change, p, f"{seconds:.3g}"]
+            lines.append(f"| {' | '.join(cells)} |")
         return "\n".join(lines)
+
+
+def populate(
+    runs: Sequence[Run], candidates: Mapping[str, Candidate], network: Callable[[Make], nn.Module]
+) -> tuple[Population, dict[str, list[float]]]:
+    """Return a population of the networks of some runs, and the settings of its optimizer."""
+
+    def make(run: Run) -> nn.Module:
+        torch.manual_seed(run.seed)
+        return network(candidates[run.candidate].make)
+
+    scales = [candidates[run.candidate].coefficient_lr_scale for run in runs]
+    settings = {"lr": [run.lr for run in runs], "coefficient_lr_scale": scales}
+    return Population([make(run) for run in runs], seeds=[run.seed for run in runs]), settings
+
+
+def main(
+    parser: argparse.ArgumentParser,
+    candidates: Mapping[str, Candidate],
+    rates: Sequence[float],
+    open_train: Callable[[argparse.Namespace, torch.device], Train],
+) -> None:
+    """Run the command of a study: `open_train` takes its arguments and the device."""
+    parser.add_argument("--seeds", type=int, default=5, help="fresh seeds")
+    parser.add_argument("--at-once", type=int, default=64, help="networks side by side")
+    parser.add_argument("--only", nargs="+", default=list(candidates), choices=list(candidates), help="candidates")
+    parser.add_argument("--output", type=Path, required=True, help="file of runs; the same command goes on with it")
+    given = parser.parse_args()
+    device = choose_device(None)
+    study = Study(given.output, open_train(given, device), device_name(device), given.at_once)
+    chosen = {name: candidates[name] for name in given.only}
+    print(study.compare(chosen, rates, choosing=range(1), fresh=range(100, 100 + given.seeds)))

@@ -1,6 +1,6 @@
 """Does a learned activation help an MLP on a table? California housing, with a tuned MLP of the literature.
 
-    python examples/studies/tables.py housing.csv --seeds 15
+    python examples/studies/tables.py housing.csv --seeds 15 --output runs/tables.jsonl
 
 Layers of 510, 263 and 363, dropout, AdamW, batches of 256, the epoch that is best on validation data. The eight usual
 features, each mapped to normal scores; 64 % of the rows train, 16 % validate, 20 % test. Scores are root mean squared
@@ -17,18 +17,17 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
-from study import Candidate, Run, Study
+from study import Candidate, Make, Run, Train, main, populate, settings
 from torch import Tensor, nn
 
 import hullo
-from hullo.lab.spec.environment import choose_device, device_name
-from hullo.population import AdamW, Population, capture
+from hullo.population import AdamW, capture
 
 HIDDEN, BATCH, RATES = (510, 263, 363), 256, (5e-4, 1.3e-3, 3e-3)
 
 
 def affine(width: int, *, per_feature: bool = False, init: str | None = "relu", bases: str = "identity relu tanh"):
-    return hullo.AffineHull(*bases.split(), init=init, groups=width if per_feature else 1, channel_dim=-1)
+    return hullo.AffineHull(*bases.split(), init=init, groups=width if per_feature else 1, channel_dim=-1, strict=False)
 
 
 CANDIDATES = {
@@ -43,6 +42,7 @@ CANDIDATES = {
     "affine from gelu per feature": Candidate(
         lambda width: affine(width, per_feature=True, init="gelu", bases="identity tanh gelu"), 10.0, is_learned=True
     ),
+    **settings("relu", -1),
 }
 
 
@@ -71,11 +71,10 @@ def read(path: Path) -> tuple[list[tuple[Tensor, Tensor]], float]:
     return [(x[at].float(), y[at].float()) for at in (train, order[:val], order[val : val + test])], unit
 
 
-def network(run: Run) -> nn.Module:
-    torch.manual_seed(run.seed)
+def network(make: Make) -> nn.Module:
     layers: list[nn.Module] = []
     for inputs, width in pairwise((8, *HIDDEN)):
-        layers += [nn.Linear(inputs, width), CANDIDATES[run.candidate].make(width), nn.Dropout(0.2)]
+        layers += [nn.Linear(inputs, width), make(width), nn.Dropout(0.2)]
     return nn.Sequential(*layers, nn.Linear(HIDDEN[-1], 1))
 
 
@@ -85,9 +84,8 @@ def train(
     """Train runs side by side; return their errors at the epoch that is best on validation data."""
     start = time.perf_counter()
     (x, y), val, test = data
-    population = Population([network(run) for run in runs], seeds=[run.seed for run in runs]).to(x.device)
-    scales = [CANDIDATES[run.candidate].coefficient_lr_scale for run in runs]
-    optimizer = AdamW(population, lr=[run.lr for run in runs], weight_decay=0.01, coefficient_lr_scale=scales)
+    population, settings = populate(runs, CANDIDATES, network)
+    optimizer = AdamW(population.to(x.device), weight_decay=0.01, **settings)
 
     def step(x: Tensor, y: Tensor) -> None:
         optimizer.zero_grad()
@@ -113,27 +111,14 @@ def train(
     return [{"val": a, "test": b, "seconds": seconds} for a, b in best.T.tolist()]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("table", type=Path, help="housing.csv")
-    parser.add_argument("--seeds", type=int, default=15, help="fresh seeds")
-    parser.add_argument("--epochs", type=int, default=60)
-    parser.add_argument("--at-once", type=int, default=64, help="networks side by side")
-    parser.add_argument("--only", nargs="+", default=list(CANDIDATES), help="candidates")
-    parser.add_argument("--output", type=Path, default=Path("runs/studies/tables.jsonl"))
-    arguments = parser.parse_args()
-    device = choose_device(None)
-    parts, unit = read(arguments.table)
+def open_train(given: argparse.Namespace, device: torch.device) -> Train:
+    parts, unit = read(given.table)
     data = [(x.to(device), y.to(device)) for x, y in parts]
-    study = Study(
-        arguments.output,
-        lambda runs: train(runs, data, unit, arguments.epochs),
-        device_name(device),
-        at_once=arguments.at_once,
-    )
-    candidates = {name: CANDIDATES[name] for name in arguments.only}
-    print(study.compare(candidates, RATES, choosing=range(1), fresh=range(100, 100 + arguments.seeds)))
+    return lambda runs: train(runs, data, unit, given.epochs)
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("table", type=Path, help="housing.csv")
+    parser.add_argument("--epochs", type=int, default=60)
+    main(parser, CANDIDATES, RATES, open_train)

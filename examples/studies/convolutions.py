@@ -1,0 +1,111 @@
+"""Does a learned activation help a residual network with a modern recipe? ResNet-20 or ResNet-56 on CIFAR-10.
+
+    python examples/studies/convolutions.py --depth 20 --epochs 100 --seeds 5 --output runs/convolutions.jsonl
+
+SGD with Nesterov's momentum, weight decay 5e-4, one cycle of the learning rate, crops and flips, batches of 128. A
+tenth of the training images validates; the last epoch counts. Scores are errors in percent of the images.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from study import Candidate, Run, Train, main, populate, settings
+from torch import Tensor, nn
+
+from hullo import AffineHull, ConvexHull
+from hullo.lab import data
+from hullo.lab.data.dataset import Dataset
+from hullo.lab.networks.resnet56 import ResNet
+from hullo.population import SGD, capture
+from hullo.population.images import AugmentedImages
+from hullo.population.schedules import one_cycle
+
+BATCH, RATES = 128, (0.05, 0.1, 0.2)
+LOOK = {"padding": "zeros", "mean": (0.491, 0.482, 0.447), "std": (0.247, 0.243, 0.262)}
+CANDIDATES = {
+    "relu": Candidate(lambda width: nn.ReLU()),
+    "gelu": Candidate(lambda width: nn.GELU()),
+    "silu": Candidate(lambda width: nn.SiLU()),
+    "prelu": Candidate(lambda width: nn.PReLU(), is_learned=True),
+    "prelu per channel": Candidate(nn.PReLU, is_learned=True),
+    "affine from relu": Candidate(lambda width: AffineHull("identity", "relu", "tanh", init="relu"), is_learned=True),
+    "affine from silu": Candidate(
+        lambda width: AffineHull("identity", "tanh", "silu", init="silu", strict=False), is_learned=True
+    ),
+    "affine uniform": Candidate(lambda width: AffineHull("identity", "relu", "tanh"), is_learned=True),
+    "convex uniform": Candidate(lambda width: ConvexHull("identity", "relu"), is_learned=True),
+    **settings("relu", 1),
+}
+
+
+def train(runs: Sequence[Run], images: Dataset, depth: int, epochs: int) -> list[dict[str, float]]:
+    """Train runs side by side, each with the same batches; return their errors after the last epoch."""
+    start, device, count = time.perf_counter(), images.train_labels.device, len(runs)
+    is_gpu = device.type == "cuda"
+    population, settings = populate(runs, CANDIDATES, lambda make: ResNet(make, n=(depth - 2) // 6, he=True))
+    optimizer = SGD(
+        population.to(device),
+        momentum=0.9,
+        nesterov=True,
+        weight_decay=5e-4,
+        schedule=one_cycle(epochs * (len(images.train_labels) // BATCH)),
+        copies=torch.bfloat16 if is_gpu else None,
+        **settings,
+    )
+
+    def outputs(source: Tensor, index: Tensor, moves: Tensor) -> Tensor:
+        shown = AugmentedImages(source, index.expand(count, -1), moves.expand(count, -1, -1), **LOOK)
+        with torch.autocast("cuda", torch.bfloat16) if is_gpu else nullcontext():
+            return population(shown).float()
+
+    def step(index: Tensor, moves: Tensor) -> None:
+        optimizer.zero_grad()
+        logits, labels = outputs(images.train_images, index, moves), images.train_labels[index]
+        torch.vmap(F.cross_entropy, in_dims=(0, None))(logits, labels).sum().backward()
+        optimizer.step()
+
+    @torch.no_grad()
+    def error(source: Tensor, labels: Tensor) -> Tensor:
+        population.eval()
+        wrong = torch.zeros(count, device=device)
+        for index in torch.arange(len(labels), device=device).split(500):
+            still = torch.zeros(len(index), 3, dtype=torch.int64, device=device)
+            wrong += (outputs(source, index, still).argmax(-1) != labels[index]).sum(1)
+        population.train()
+        return 100 * wrong / len(labels)
+
+    take = capture(step, population, optimizer)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(epochs):
+        for index in torch.randperm(len(images.train_labels), generator=generator).split(BATCH):
+            if len(index) == BATCH:
+                flips = torch.randint(2, (BATCH, 1), generator=generator)
+                shifts = torch.randint(-4, 5, (BATCH, 2), generator=generator)
+                take(index.to(device), torch.cat([flips, shifts], 1).to(device))
+    scores = [error(*images.eval_sets[name]).tolist() for name in ("val", "test")]
+    seconds = (time.perf_counter() - start) / count
+    return [{"val": val, "test": test, "seconds": seconds} for val, test in zip(*scores, strict=True)]
+
+
+def open_train(given: argparse.Namespace, device: torch.device) -> Train:
+    images = data.load(given.name, given.data)
+    images = images.split_validation(len(images.train_labels) // 10, seed=0).to(device)
+    return lambda runs: train(runs, images, given.depth, given.epochs)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--data", type=Path, help="directory of the data sets; by default the cache of hullo data fetch"
+    )
+    parser.add_argument("--name", default="cifar10", help="the data set")
+    parser.add_argument("--depth", type=int, default=20, help="20 or 56")
+    parser.add_argument("--epochs", type=int, default=100)
+    main(parser, CANDIDATES, RATES, open_train)

@@ -1,0 +1,155 @@
+"""Does a learned activation help a physics-informed network? The convection equation, or Allen and Cahn's.
+
+    python examples/studies/physics.py convection --beta 30 --seeds 5 --output runs/convection.jsonl
+
+An MLP of five layers of 64, Adam with a cosine. The training loss, which needs no solution, chooses learning rates;
+the test score is the relative L2 error on a grid, from the exact solution or one by a spectral method.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from study import Candidate, Make, Run, Train, main, populate, settings
+from torch import Tensor, nn
+
+from hullo import AffineHull, ConvexHull, LinearHull
+from hullo.population import Adam, capture
+from hullo.population.schedules import cosine
+
+RATES = (5e-4, 2e-3, 8e-3)
+CANDIDATES = {
+    "tanh": Candidate(lambda width: nn.Tanh()),
+    "gelu": Candidate(lambda width: nn.GELU()),
+    "silu": Candidate(lambda width: nn.SiLU()),
+    "sin": Candidate(lambda width: LinearHull("sin", init="sin").requires_grad_(False)),
+    "tanh, learned slope": Candidate(
+        lambda width: AffineHull("tanh", inner_scale="hull", init="tanh"), is_learned=True
+    ),
+    "affine from tanh": Candidate(lambda width: AffineHull("identity", "tanh", "sin", init="tanh"), is_learned=True),
+    "convex of five": Candidate(
+        lambda width: ConvexHull("sin", "tanh", "unit_gelu", "unit_silu", "unit_softplus"), is_learned=True
+    ),
+    **settings("tanh", -1),
+}
+
+
+def network(make: Make) -> nn.Module:
+    sizes = (2, 64, 64, 64, 64, 64)
+    return nn.Sequential(*(m for a, b in pairwise(sizes) for m in (nn.Linear(a, b), make(b))), nn.Linear(64, 1))
+
+
+class Convection:
+    """u_t + beta u_x = 0 on [0, 1] x [0, 2 pi], u = sin(x) at t = 0, periodic: u = sin(x - beta t)."""
+
+    low, high, order = 0.0, 2 * math.pi, 1
+
+    def __init__(self, beta: float) -> None:
+        self.beta = beta
+
+    def residual(self, u: Tensor, t: Tensor, x: Tensor, xx: Tensor | None) -> Tensor:
+        return t + self.beta * x
+
+    def initial(self, x: Tensor) -> Tensor:
+        return x.sin()
+
+    def solution(self, times: Tensor, places: Tensor) -> Tensor:
+        return (places - self.beta * times[:, None]).sin()
+
+
+class AllenCahn:
+    """u_t = 1e-4 u_xx - 5 (u^3 - u) on [0, 1] x [-1, 1], u = x^2 cos(pi x) at t = 0, periodic."""
+
+    low, high, order = -1.0, 1.0, 2
+
+    def residual(self, u: Tensor, t: Tensor, x: Tensor, xx: Tensor | None) -> Tensor:
+        return t - 1e-4 * xx + 5 * (u**3 - u)
+
+    def initial(self, x: Tensor) -> Tensor:
+        return x.square() * (math.pi * x).cos()
+
+    def solution(self, times: Tensor, places: Tensor, steps: int = 4000) -> Tensor:
+        """Integrate by a Fourier series in x and an exponential step of second order in t, in float64."""
+        waves = 2 * math.pi * torch.fft.fftfreq(len(places), (self.high - self.low) / len(places), dtype=torch.float64)
+        decay, dt = torch.exp(-1e-4 * waves.square() / steps), 1 / steps
+        u, found, due = self.initial(places.double()), [], times.tolist()
+        for step in range(steps + 1):
+            if due and step * dt >= due[0] - 1e-9:
+                found.append(u)
+                due.pop(0)
+            half = torch.fft.ifft(torch.fft.fft(u) * decay.sqrt()).real
+            grown = half.square() / (
+                half.square() + (1 - half.square()) * math.exp(-10 * dt)
+            )  # u' = 5 (u - u^3), solved
+            u = torch.fft.ifft(torch.fft.fft(half.sign() * grown.sqrt()) * decay.sqrt()).real
+        return torch.stack(found)
+
+
+def train(
+    runs: Sequence[Run], problem: Convection | AllenCahn, steps: int, points: int, device: torch.device
+) -> list[dict[str, float]]:
+    """Train runs side by side on the same points; return their errors."""
+    start, count, width = time.perf_counter(), len(runs), problem.high - problem.low
+    population, settings = populate(runs, CANDIDATES, network)
+    optimizer = Adam(population.to(device), schedule=cosine(steps), **settings)
+    times = torch.linspace(0, 1, 101, dtype=torch.float64)
+    places = problem.low + width * torch.arange(512, dtype=torch.float64) / 512
+    exact = problem.solution(times, places).flatten().float().to(device)
+    grid = torch.cartesian_prod(times, places).float().to(device)
+
+    def step(inner: Tensor, edge: Tensor) -> Tensor:
+        """Take a step on points (t, x) inside, and on times and places at the edges, both between 0 and 1."""
+        optimizer.zero_grad()
+        inner = inner.expand(count, -1, -1).clone().requires_grad_()
+        u = population(inner)
+        (first,) = torch.autograd.grad(u.sum(), inner, create_graph=True)
+        second = None
+        if problem.order == 2:
+            (second,) = torch.autograd.grad(first[..., 1].sum(), inner, create_graph=True)
+            second = second[..., 1:]
+        residual = problem.residual(u, first[..., :1], first[..., 1:], second)
+        places, zero = problem.low + width * edge[:, 1:], torch.zeros_like(edge[:, :1])
+        begin = population(torch.cat([zero, places], 1), in_dims=None) - problem.initial(places)
+        left = torch.cat([edge[:, :1], zero + problem.low], 1)
+        around = population(left, in_dims=None) - population(
+            left + torch.tensor([0.0, width], device=device), in_dims=None
+        )
+        losses = sum(part.square().mean((1, 2)) for part in (residual, begin, around))
+        losses.sum().backward()
+        optimizer.step()
+        return losses.detach()
+
+    take = capture(step, population, optimizer)
+    generator = torch.Generator().manual_seed(0)
+    scale, shift = torch.tensor([1.0, width]), torch.tensor([0.0, problem.low])
+    last, total = max(1, steps // 20), torch.zeros(count, device=device)
+    for number in range(steps):
+        inner, edge = torch.rand(points, 2, generator=generator), torch.rand(points // 16, 2, generator=generator)
+        losses = take((inner * scale + shift).to(device), edge.to(device))
+        if number >= steps - last:
+            total += losses
+    with torch.no_grad():
+        found = population(grid, in_dims=None).squeeze(-1)
+    errors = (found - exact).norm(dim=1) / exact.norm()
+    seconds = (time.perf_counter() - start) / count
+    scores = torch.stack([total / last, errors], 1).tolist()
+    return [{"val": val, "test": test, "seconds": seconds} for val, test in scores]
+
+
+def open_train(given: argparse.Namespace, device: torch.device) -> Train:
+    problem = Convection(given.beta) if given.problem == "convection" else AllenCahn()
+    return lambda runs: train(runs, problem, given.steps, given.points, device)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("problem", choices=["convection", "allen-cahn"])
+    parser.add_argument("--beta", type=float, default=30.0, help="the speed of convection")
+    parser.add_argument("--steps", type=int, default=20_000)
+    parser.add_argument("--points", type=int, default=6400)
+    main(parser, CANDIDATES, RATES, open_train)
