@@ -113,6 +113,16 @@ def test_nested_arguments_assigned_buffers_and_shared_hulls_are_compared() -> No
     assert population.check(x, weights, in_dims=(0, None), scale=torch.ones(3)).buffers < 1e-5
 
 
+@pytest.mark.parametrize("seed", [1, 2, 5])
+def test_inputs_of_relu_that_round_to_the_other_side_of_zero_are_no_difference(seed: int) -> None:
+    def make() -> nn.Module:
+        blocks = [nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()]
+        return nn.Sequential(nn.Conv2d(3, 8, 1), *(copy.deepcopy(blocks[n % 3]) for n in range(9)), nn.Flatten())
+
+    torch.manual_seed(seed)
+    Population(make, seeds=range(3)).check(torch.randn(256, 3, 8, 8), in_dims=None)
+
+
 def test_capture_checks_the_first_step_alone() -> None:
     shared: list[int] = []
 
