@@ -72,9 +72,11 @@ def test_only_inputs_and_raw_parameters_are_saved() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_supported(dtype: torch.dtype) -> None:
     act, gate, up = hullo.AffineHull("identity", "relu", "tanh"), torch.randn(64), torch.randn(64)
-    actual = hullo.GatedHull(act)(gate.to(dtype), up.to(dtype))
+    gate, up = gate.to(dtype), up.to(dtype)
+    actual = hullo.GatedHull(act)(gate, up)
     assert actual.dtype == dtype
-    torch.testing.assert_close(actual.float(), act(gate) * up, rtol=2**-6, atol=2**-7)
+    exact = act(gate.float()) * up.float()
+    torch.testing.assert_close(actual.float(), exact, rtol=torch.finfo(dtype).eps, atol=1e-6)  # rounded twice
 
 
 @pytest.mark.parametrize("shape", [(4, 6), (1, 6), (6,), ()], ids=["same", "broadcast", "fewer dimensions", "a number"])
@@ -139,16 +141,14 @@ def test_hooks_of_the_hull_run() -> None:
     assert torch.equal(seen[0], y)
 
 
-@pytest.mark.parametrize(
-    ("use", "taken"), [("none", 2), ("variable", 1), ("view", 1), ("another operation", 1), ("graph", 0)]
-)
-def test_gradients_reuse_memory_only_if_unreferenced(use: str, taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("use", ["none", "variable", "view", "another operation", "graph"])
+def test_gradients_reuse_memory_only_if_unreferenced(use: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     monkeypatch.setattr("hullo.gating.choose", lambda *_: "triton")
     act = hullo.GatedHull(hullo.AffineHull("identity", "relu", "tanh")).to(DEVICE)
     x, w = torch.randn(3, 4, device=DEVICE), torch.randn(4, 16, device=DEVICE, requires_grad=True)
     gate, up = x @ w, x @ w
-    addresses, actual = {gate.data_ptr(), up.data_ptr()}, set()
+    addresses, actual = (gate.data_ptr(), up.data_ptr()), set()
     for tensor in (gate, up):
         tensor.register_hook(lambda gradient: actual.add(gradient.data_ptr()))
     other = gate.square().sum() if use == "another operation" else 0.0
@@ -161,7 +161,7 @@ def test_gradients_reuse_memory_only_if_unreferenced(use: str, taken: int, monke
     for _ in range(2 if use == "graph" else 1):
         torch.testing.assert_close(torch.autograd.grad(y, w, retain_graph=use == "graph")[0], expected)
     assert torch.equal(holder, before)
-    assert use == "another operation" or len(addresses & actual) == taken
+    assert [address in actual for address in addresses] == [use == "none", use != "graph"]
 
 
 def test_backward_hooks_of_the_hull_are_called() -> None:

@@ -63,40 +63,44 @@ class TestDerivativesOfAnyOrder:
             lambda x, raw: hullo.functional.apply(x, raw, spec, backend="triton"), (x[0], raw), atol=1e-6
         )
 
-    @pytest.mark.parametrize("groups", [1, 2])
-    def test_a_loss_on_second_derivatives_is_differentiated_twice(self, groups: int) -> None:
-        """As in physics-informed networks: the loss has the second derivative, and training differentiates it."""
+    def test_gradgradcheck_of_a_gated_hull(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("hullo.gating.choose", lambda *_: "triton")
+        act = hullo.LinearHull("tanh", "gelu", "sin(2)", dtype=torch.float64).to(DEVICE)
+        gate, up = (t.to(DEVICE).requires_grad_() for t in torch.randn(2, 2, dtype=torch.float64))
+        assert torch.autograd.gradcheck(hullo.GatedHull(act), (gate, up), atol=1e-6)
+        assert torch.autograd.gradgradcheck(hullo.GatedHull(act), (gate, up), atol=1e-6)
         results = []
-        for backend in ("triton", "reference"):
-            x, c = (t.to(DEVICE).requires_grad_() for t in self.inputs(groups))
-            y = hullo.combine(x, c, ("tanh", "gelu", "softplus(2)"), backend=backend)
-            (slope,) = torch.autograd.grad(y.sin().sum(), x, create_graph=True)
-            (bend,) = torch.autograd.grad(slope.sum(), x, create_graph=True)
-            gradients = torch.autograd.grad((bend + y).square().sum(), (x, c), create_graph=True)
-            results.append([y, slope, bend, *gradients, *torch.autograd.grad(gradients[0].square().sum(), (x, c))])
-        for found, expected in zip(*results, strict=True):
-            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
+        for y in (hullo.GatedHull(act)(gate, up), act(gate) * up):
+            firsts = torch.autograd.grad(y.square().sum(), (gate, up, act.raw), create_graph=True)
+            results.append([*firsts, *torch.autograd.grad(sum(t.sin().sum() for t in firsts), (gate, up, act.raw))])
+        for actual, expected in zip(*results, strict=True):
+            torch.testing.assert_close(actual, expected)
 
     @pytest.mark.parametrize("groups", [1, 2])
-    def test_mixed_derivatives_in_x_and_the_coefficients(self, groups: int) -> None:
-        """A loss on the gradient of the coefficients, differentiated by x, and that by both, twice."""
+    @pytest.mark.parametrize("by", ["both, both, both", "x, x, both", "x, both, x", "c, x, both", "both, c, x"])
+    def test_losses_on_derivatives_are_differentiated_again(self, by: str, groups: int) -> None:
+        """As in physics-informed networks and meta-learning: gradients of x, of the coefficients or of both are part of
+        the next loss, which is differentiated in turn."""
         results = []
         for backend in ("triton", "reference"):
             x, c = (t.to(DEVICE).requires_grad_() for t in self.inputs(groups))
-            y = hullo.combine(x, c, ("tanh", "gelu", "softplus(2)"), backend=backend)
-            (of_c,) = torch.autograd.grad(y.sin().sum(), c, create_graph=True)
-            (mixed,) = torch.autograd.grad(of_c.square().sum(), x, create_graph=True)
-            both = torch.autograd.grad(mixed.square().sum(), (x, c), create_graph=True)
-            results.append([of_c, mixed, *both, *torch.autograd.grad(sum(t.square().sum() for t in both), (x, c))])
-        for found, expected in zip(*results, strict=True):
-            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
+            outputs = [hullo.combine(x, c, ("tanh", "gelu", "softplus(2)"), backend=backend)]
+            found = []
+            for chosen in by.split(", "):
+                loss = sum((1 + n) * output.sin().sum() for n, output in enumerate(outputs))
+                outputs = torch.autograd.grad(loss, {"x": (x,), "c": (c,), "both": (x, c)}[chosen], create_graph=True)
+                found += outputs
+            results.append(found)
+        for actual, expected in zip(*results, strict=True):
+            torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-10)
 
     @pytest.mark.parametrize("groups", [1, 2])
     def test_hessians_of_samples_by_torch_func(self, groups: int) -> None:
-        x, c = (t.to(DEVICE) for t in self.inputs(groups))
+        _, c = (t.to(DEVICE) for t in self.inputs(groups))
+        x = torch.randn(2, 3, 2, dtype=torch.float64, device=DEVICE)  # two samples with channels in the last dimension
 
         def loss(c: Tensor, x: Tensor, backend: str) -> Tensor:
-            return hullo.combine(x, c, ("identity", "tanh", "gelu"), channel_dim=0, backend=backend).pow(3).sum()
+            return hullo.combine(x, c, ("identity", "tanh", "gelu"), channel_dim=-1, backend=backend).pow(3).sum()
 
         for transform in (torch.func.grad(loss), torch.func.hessian(loss, argnums=1)):
             found, expected = (
