@@ -149,6 +149,14 @@ def test_deleted_hull_is_not_kept_alive() -> None:
     assert len(optimizer_hook._watched) == before
 
 
+def test_shard_of_a_flattened_parameter_keeps_its_gradient() -> None:
+    act = hull([0.0, 1.0, 0.0], groups=2)
+    act.raw = nn.Parameter(torch.zeros(2, dtype=torch.float64))  # two of six numbers, which are no row of coefficients
+    act.raw.grad = torch.tensor([1.0, 3.0], dtype=torch.float64)
+    torch.optim.SGD(act.parameters(), lr=1.0).step()
+    assert act.raw.tolist() == [-1.0, -3.0]
+
+
 def test_compiled_step_is_restricted() -> None:
     plain, compiled = hull([0.0, 1.0, 0.0]), hull([0.0, 1.0, 0.0])
     for act, wrap in ((plain, lambda step: step), (compiled, lambda step: torch.compile(step, backend="eager"))):

@@ -122,18 +122,13 @@ def check_for(*tensors: Tensor) -> Callable[..., bool] | None:
     requires_grad and dispatch keys, which include those of transforms and tracers; None if this version of PyTorch has
     no such check.
 
-    Forward-mode differentiation and dispatch modes are to be checked separately: see :func:`has_modes`.
+    Forward-mode differentiation and dispatch modes are to be checked separately: see :func:`is_eager`.
     """
     if _TensorGuards is None:
         return None
     sizes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
     check: Callable[..., bool] = _TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
     return check
-
-
-def has_modes() -> bool:
-    """Return whether a dispatch mode or forward-mode differentiation is active."""
-    return _count_modes() > 0 or _forward_ad._current_level >= 0
 
 
 def is_strided(tensor: Any) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from hullo._compat import (
     are_transforms_active,
     check_for,
-    has_modes,
+    is_eager,
     is_exporting,
     is_intercepted,
     is_legacy_batched,
@@ -76,7 +76,7 @@ def apply(
     Error messages end with the hint of the hull. `calls` keeps the call of plain tensors for later ones.
     """
     if isinstance(x, fx.Proxy):  # torch.fx traces with these in place of tensors
-        return apply_spelled(x, raw, scales, *spec.spelled, backend)
+        return apply_spelled(x, raw, scales, spec.spelled, backend)
     check_tensors(x, raw, spec, hull)
     if scales is not None:
         return _apply_scaled(x, raw, scales, spec, backend)
@@ -89,7 +89,7 @@ def apply(
         return call(x, raw)
     if torch.compiler.is_compiling() or tracing_state() is not None:
         if kernel == "triton" and not is_exporting():
-            result: Tensor = operators.combine(x, raw, *spec.spelled, backend)
+            result: Tensor = operators.combine(x, raw, spec.spelled, backend)
             return result
         return reference.forward(x, raw, spec)  # plain operations: a compiler fuses them, and exporters support them
     return _dispatch(x, raw, spec, "reference" if is_intercepted(x, raw) else kernel)
@@ -129,7 +129,7 @@ class CallCache(dict[int, tuple[Callable[..., bool], Call]]):
         if torch.compiler.is_compiling() or not (is_strided(x) and is_strided(raw)):  # guards need strides
             return None
         known = self.get(x.numel())
-        return known[1] if known is not None and known[0](x, raw) and not has_modes() else None
+        return known[1] if known is not None and known[0](x, raw) and is_eager() else None
 
     def add(self, call: Call, x: Tensor, raw: Tensor) -> None:
         """Add the call of tensors."""
@@ -140,17 +140,9 @@ class CallCache(dict[int, tuple[Callable[..., bool], Call]]):
 
 
 @fx.wrap
-def apply_spelled(
-    x: Tensor,
-    raw: Tensor,
-    scales: Tensor | None,
-    bases: str,
-    parametrization: str,
-    channel_dim: int,
-    backend: str | None,
-) -> Tensor:
-    """Call `apply` with a spec of strings and numbers, which a graph of torch.fx can hold."""
-    return apply(x, raw, operators.spec(bases, parametrization, channel_dim), scales, backend)
+def apply_spelled(x: Tensor, raw: Tensor, scales: Tensor | None, spelled: str, backend: str | None) -> Tensor:
+    """Call `apply` with a spec as a string, which a graph of torch.fx can hold."""
+    return apply(x, raw, CombineSpec.read(spelled), scales, backend)
 
 
 def _apply_scaled(x: Tensor, raw: Tensor, scales: Tensor, spec: CombineSpec, backend: str | None) -> Tensor:

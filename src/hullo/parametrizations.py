@@ -195,53 +195,26 @@ class _Projection(torch.autograd.Function):
         return _centred(gradient)
 
 
-class _Clamp(torch.autograd.Function):
+class _Clamp(_Projection):
     """Project onto the orthant, max(r, 0); the backward pass returns the gradient, for the reasons given above."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(raw: Tensor) -> Tensor:
         return raw.clamp_min(0)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        """Save nothing: the backward pass needs only the gradient."""
-
-    @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         return gradient.clone()
 
 
-def _with_derivative(values: Tensor, like: Tensor) -> Tensor:
-    """Return values with the derivative of another tensor, as the Functions above do, in plain operations."""
-    return values.detach() + (like - like.detach())
-
-
-def _needs_plain_operations() -> bool:
-    """Return whether the Functions above are not supported; torch.export would drop their derivatives."""
-    return torch.compiler.is_exporting() or needs_plain_operations()
-
-
-def _clamp(raw: Tensor) -> Tensor:
-    if is_forward_mode():
-        return raw.clamp_min(0)
-    if _needs_plain_operations():
-        return _with_derivative(raw.clamp_min(0), raw)
-    clamped: Tensor = _Clamp.apply(raw)  # type: ignore[no-untyped-call]
-    return clamped
-
-
-def _inverse_softplus(coefficients: Tensor) -> Tensor:
-    return coefficients + (-torch.expm1(-coefficients)).log()
-
-
-def _project(raw: Tensor) -> Tensor:
+def _apply(projection: type[_Projection], raw: Tensor) -> Tensor:
+    """Project, in plain operations where a Function is not supported; torch.export would drop its derivative."""
     if is_forward_mode():  # PyTorch drops second derivatives of a Function that has a forward derivative
-        return nearest_in_simplex(raw)
-    if _needs_plain_operations():
-        return _with_derivative(nearest_in_simplex(raw), _centred(raw))
-    projected: Tensor = _Projection.apply(raw)  # type: ignore[no-untyped-call]
+        return projection.forward(raw)
+    if torch.compiler.is_exporting() or needs_plain_operations():
+        like = raw if projection is _Clamp else _centred(raw)
+        return projection.forward(raw).detach() + (like - like.detach())
+    projected: Tensor = projection.apply(raw)  # type: ignore[no-untyped-call]
     return projected
 
 
@@ -251,7 +224,7 @@ _BUILT_IN |= {
         BuiltInParametrization("given", lambda raw: raw, lambda c: c, lambda raw, c, gradient: gradient),
         BuiltInParametrization(
             "projection",
-            _project,
+            lambda raw: _apply(_Projection, raw),
             lambda c: c,
             lambda raw, c, gradient: _centred(gradient),
             restrict=lambda raw, gradient: feasible_gradient(nearest_in_simplex(raw), gradient),
@@ -261,13 +234,16 @@ _BUILT_IN |= {
         BuiltInParametrization("free", _complete, lambda c: c[..., :-1], _free_pullback, fewer=1),
         BuiltInParametrization(
             "clamped",
-            _clamp,
+            lambda raw: _apply(_Clamp, raw),
             lambda c: c,
             lambda raw, c, gradient: gradient,
             restrict=lambda raw, gradient: torch.where(raw > 0, gradient, gradient.clamp_max(0)),
         ),
         BuiltInParametrization(
-            "softplus", F.softplus, _inverse_softplus, lambda raw, c, gradient: gradient * -torch.expm1(-c)
+            "softplus",
+            F.softplus,
+            lambda c: c + (-torch.expm1(-c)).log(),
+            lambda raw, c, gradient: gradient * -torch.expm1(-c),
         ),
     )
 }

@@ -149,20 +149,13 @@ def _is_monotone(coefficients: list[float], resolved: tuple[Base, ...]) -> bool 
     bounds = extremes(coefficients, resolved)
     if bounds is None:
         x = real_line()
-        slopes = sum(
-            (c * item.derivative(x) for c, item in zip(coefficients, resolved, strict=True)), torch.zeros_like(x)
-        )
-        return False if bool((slopes < floor).any()) else None
+        slopes = [c * item.derivative(x) for c, item in zip(coefficients, resolved, strict=True)]
+        return False if bool((torch.stack(slopes).sum(0) < floor).any()) else None
     return bounds[0] >= floor
 
 
 def _approximates_identity(coefficients: list[float], resolved: tuple[Base, ...]) -> bool:
-    value = sum(c * item.value_at_zero for c, item in zip(coefficients, resolved, strict=True))
-    slopes = _slopes_at_zero(coefficients, resolved)
+    pairs = list(zip(coefficients, resolved, strict=True))
+    slopes = [sum(c * item.slopes_at_zero[side] for c, item in pairs) for side in (0, 1)]
+    value = sum(c * item.value_at_zero for c, item in pairs)
     return abs(value) < _TOLERANCE and all(abs(slope - 1) < _TOLERANCE for slope in slopes)
-
-
-def _slopes_at_zero(coefficients: list[float], resolved: tuple[Base, ...]) -> tuple[float, ...]:
-    return tuple(
-        sum(c * item.slopes_at_zero[side] for c, item in zip(coefficients, resolved, strict=True)) for side in (0, 1)
-    )

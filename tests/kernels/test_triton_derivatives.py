@@ -79,12 +79,15 @@ class TestDerivativesOfAnyOrder:
     @pytest.mark.parametrize("groups", [1, 2])
     @pytest.mark.parametrize("by", ["both, both, both", "x, x, both", "x, both, x", "c, x, both", "both, c, x"])
     def test_losses_on_derivatives_are_differentiated_again(self, by: str, groups: int) -> None:
-        """As in physics-informed networks and meta-learning: gradients of x, of the coefficients or of both are part of
-        the next loss, which is differentiated in turn."""
+        """As in physics-informed networks and meta-learning: gradients of x, of the raw parameters or of both are in the
+        next loss, which is differentiated in turn."""
         results = []
+        spec = CombineSpec(
+            tuple(map(hullo.get_base, ("tanh", "gelu", "softplus(2)"))), get_parametrization("softmax"), 1
+        )
         for backend in ("triton", "reference"):
             x, c = (t.to(DEVICE).requires_grad_() for t in self.inputs(groups))
-            outputs = [hullo.combine(x, c, ("tanh", "gelu", "softplus(2)"), backend=backend)]
+            outputs = [hullo.functional.apply(x, c, spec, backend=backend)]
             found = []
             for chosen in by.split(", "):
                 loss = sum((1 + n) * output.sin().sum() for n, output in enumerate(outputs))

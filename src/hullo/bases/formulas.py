@@ -69,11 +69,13 @@ _SLOPES = {
     "abs": "where(x < 0, -1.0, step(x))",
     "asinh": "1 / sqrt(1 + x * x)",
     "atan": "1 / (1 + x * x)",
+    "clamp": "step(x - low) * step(high - x)",
     "cos": "-1 * sin(x)",
     "erf": "1.1283791670955126 * exp(-1 * x * x)",
     "exp": "exp(x)",
     "expm1": "exp(x)",
     "log1p": "1 / (1 + x)",
+    "minimum": "step(most - x)",
     "normal_pdf": "-1 * x * normal_pdf(x)",
     "normal_tail": "where(x < 0, normal_pdf(x), -1 * normal_pdf(x))",
     "positive_part": "step(x)",
@@ -85,7 +87,7 @@ _SLOPES = {
     "tanh": "1 - square(tanh(x))",
 }
 _WITH_BOUNDS = {"clamp": 3, "minimum": 2, "where": 3}  # functions of several arguments, and how many
-_ARITIES = {**dict.fromkeys(_SLOPES.keys() - {"normal_tail"}, 1), **_WITH_BOUNDS}
+_ARITIES = dict.fromkeys(_SLOPES.keys() - {"normal_tail"}, 1) | _WITH_BOUNDS
 
 
 def fill_in(text: str, parameters: Mapping[str, float], of: str = "value") -> str:
@@ -110,7 +112,7 @@ def fill_in(text: str, parameters: Mapping[str, float], of: str = "value") -> st
 
 def differentiate(text: str) -> str:
     """Return the formula of a formula's derivative."""
-    return _text(_slope(ast.parse(text, mode="eval").body))
+    return ast.unparse(_or_zero(_slope(_parse(text))))
 
 
 def from_the_right(text: str) -> str:
@@ -160,7 +162,7 @@ def frequencies(text: str) -> tuple[float, ...]:
 
 def replace_y(slope: str, value: str) -> str:
     """Return the formula of a slope in terms of x alone, with the formula of the value in place of y."""
-    return ast.unparse(_substitute(slope, ast.parse(value, mode="eval").body, "y"))
+    return ast.unparse(_substitute(slope, _parse(value), "y"))
 
 
 class _Substitute(ast.NodeTransformer):
@@ -315,11 +317,10 @@ def _slope(node: ast.expr) -> ast.expr | None:
             minus = isinstance(op, ast.Sub)
             return _plus(_slope(left), _times(ast.Constant(-1.0), _slope(right)) if minus else _slope(right))
         case ast.Call(func=ast.Name(id=function), args=args):
-            return (
-                _SPECIAL[function](args)
-                if function in _SPECIAL
-                else _times(_substitute(_SLOPES[function], args[0]), _slope(args[0]))
-            )
+            if function == "where":
+                return _slope_of_where(args)
+            names = dict(zip(("x", "low", "high") if function == "clamp" else ("x", "most"), args, strict=False))
+            return _times(_Substitute(names).visit(_parse(_SLOPES[function])), _slope(args[0]))
     raise TypeError(ast.unparse(node))  # `_check` lets nothing else through
 
 
@@ -327,7 +328,7 @@ def _has_x(node: ast.expr | None) -> bool:
     return node is not None and any(isinstance(part, ast.Name) and part.id == "x" for part in ast.walk(node))
 
 
-def _where(args: list[ast.expr]) -> ast.expr | None:
+def _slope_of_where(args: list[ast.expr]) -> ast.expr | None:
     yes, no, condition = _slope(args[1]), _slope(args[2]), args[0]
     if _has_x(yes) or _has_x(no):
         return _call("where", condition, _or_zero(yes), _or_zero(no))
@@ -339,30 +340,14 @@ def _where(args: list[ast.expr]) -> ast.expr | None:
     return _plus(no, _times(ast.BinOp(_or_zero(yes), ast.Sub(), _or_zero(no)), holds))
 
 
-def _clamp(args: list[ast.expr]) -> ast.expr | None:
-    inside = ast.BinOp(
-        _call("step", ast.BinOp(args[0], ast.Sub(), args[1])),
-        ast.Mult(),
-        _call("step", ast.BinOp(args[2], ast.Sub(), args[0])),
-    )
-    return _times(inside, _slope(args[0]))
-
-
-def _minimum(args: list[ast.expr]) -> ast.expr | None:
-    return _times(_call("step", ast.BinOp(args[1], ast.Sub(), args[0])), _slope(args[0]))
-
-
-_SPECIAL: dict[str, Callable[[list[ast.expr]], ast.expr | None]] = {
-    "where": _where,
-    "clamp": _clamp,
-    "minimum": _minimum,
-}
-
-
 def _substitute(text: str, argument: ast.expr, name: str = "x") -> ast.expr:
     """Return a formula with an expression in the place of x, or of another name."""
-    substituted: ast.expr = _Substitute({name: argument}).visit(ast.parse(text, mode="eval").body)
+    substituted: ast.expr = _Substitute({name: argument}).visit(_parse(text))
     return substituted
+
+
+def _parse(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
 
 
 def _call(function: str, *args: ast.expr) -> ast.expr:
@@ -388,7 +373,3 @@ def _plus(a: ast.expr | None, b: ast.expr | None) -> ast.expr | None:
 
 def _or_zero(node: ast.expr | None) -> ast.expr:
     return ast.Constant(0.0) if node is None else node
-
-
-def _text(node: ast.expr | None) -> str:
-    return ast.unparse(_or_zero(node))

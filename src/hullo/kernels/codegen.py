@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Mapping, Sequence
 
 from hullo.bases import Base
 from hullo.kernels.parametrization_code import PULLBACKS, TRANSFORMS
@@ -93,8 +94,8 @@ def kernel_source(
                 *(f"sum{i} += add_up(vdy * s{i}, PER_SUM)" for i in range(n)),
             ],
         ),
-        "STORE_SUMS": _store_sums(by_value),
-        "STORE_SECOND_SUMS": _store_sums(by_slope),
+        "STORE_SUMS": store_sums([{i: factor} for i, factor in enumerate(by_value)], n),
+        "STORE_SECOND_SUMS": store_sums([{i: factor} for i, factor in enumerate(by_slope)], n),
         "ZERO_TOTALS": [f"t{i} = tl.zeros([BLOCK], tl.float64)" for i in range(n)],
         "ADD_TOTALS": [f"t{i} += tl.load(partial_ptr + {i} * stride_n + at, mask=inside, other=0.0)" for i in range(n)],
         "TOTALS": [f"g{i} = tl.sum(t{i}).to(REAL)" for i in range(n)],
@@ -129,15 +130,20 @@ def store(name: str) -> str:
     return f"tl.store({name}_ptr + start + at, {name}.to({name}_ptr.dtype.element_ty), mask=inside)"
 
 
-def _store_sums(factors: list[float]) -> list[str]:
-    """Return the statements that store the sums of a program, times factors: per column, or one number per base."""
-    lines = ["if BY_COLUMN:", "    to = split * width + lane * span + columns"]
-    for i, factor in enumerate(factors):
-        sums = f"tl.sum(sum{i}, axis=0)[None, :] * {factor!r}"
-        lines.append(f"    tl.store(partial_ptr + {i} * stride_n + to, {sums}, mask=in_width)")
-    lines.append("else:")
-    for i, factor in enumerate(factors):
-        lines.append(f"    tl.store(partial_ptr + {i} * stride_n + lane * splits + split, tl.sum(sum{i}) * {factor!r})")
+def store_sums(rows: Sequence[Mapping[int, float]], count: int, halves: tuple[int, int] | None = None) -> list[str]:
+    """Return the statements that store combinations of the `count` sums of a program, one row of factors per base: for
+    each column, or one number. Of `halves`, the first sum is replaced by half of both."""
+    lines = []
+    for condition, total, to, mask in (
+        ("if BY_COLUMN:", "tl.sum(sum{}, axis=0)[None, :]", "split * width + lane * span + columns", ", mask=in_width"),
+        ("else:", "tl.sum(sum{})", "lane * splits + split", ""),
+    ):
+        lines += [condition, *(f"    t{i} = {total.format(i)}" for i in range(count))]
+        if halves:
+            lines += ["    t{0} = 0.5 * (t{0} + t{1})".format(*halves)]
+        for i, row in enumerate(rows):
+            sums = " + ".join(f"{factor!r} * t{n}" for n, factor in row.items())
+            lines.append(f"    tl.store(partial_ptr + {i} * stride_n + {to}, {sums}{mask})")
     return lines
 
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from hullo.bases import Base
-from hullo.kernels.codegen import Translator, over_tiles, store
+from hullo.kernels.codegen import Translator, over_tiles, store, store_sums
 
 Terms = dict[str, float]  # the factor of each term, by its text
 
@@ -136,7 +136,7 @@ def kernel_parts(bases: Sequence[Base], by_table: bool = False) -> dict[str, lis
         "FORWARD": over_tiles(["x"], [*forward.lines, store("y")]),
         "ZERO": [f"sum{i} = tl.zeros([ROWS, COLUMNS // PER_SUM], REAL)" for i in range(count)],
         "BACKWARD": [*table, *over_tiles(["x", "dy"], [*work, f"dx = dy * ({slope})", store("dx"), *sums])],
-        "STORE_SUMS": _store_sums(rows, terms, halves),
+        "STORE_SUMS": store_sums([{terms.index(t): f for t, f in row.items()} for row in rows], count, halves),
     }
 
 
@@ -161,19 +161,3 @@ def _compare(term: str) -> str:
 def _relu_and_identity(terms: Sequence[str]) -> tuple[int, int] | None:
     """Return the places of relu(x) and of x among terms that have both."""
     return (terms.index("positive_part(x)"), terms.index("x")) if {"positive_part(x)", "x"} <= {*terms} else None
-
-
-def _store_sums(rows: Sequence[Terms], terms: Sequence[str], halves: tuple[int, int] | None) -> list[str]:
-    """Return the statements that store the sums of a program, of every base: per column, or one number."""
-    lines = []
-    for condition, total, to, mask in (
-        ("if BY_COLUMN:", "tl.sum(sum{}, axis=0)[None, :]", "split * width + lane * span + columns", ", mask=in_width"),
-        ("else:", "tl.sum(sum{})", "lane * splits + split", ""),
-    ):
-        lines += [condition, *(f"    t{i} = {total.format(i)}" for i in range(len(terms)))]
-        if halves:
-            lines += ["    t{0} = 0.5 * (t{0} + t{1})".format(*halves)]
-        for i, row in enumerate(rows):
-            sums = " + ".join(f"{factor!r} * t{terms.index(term)}" for term, factor in row.items())
-            lines.append(f"    tl.store(partial_ptr + {i} * stride_n + {to}, {sums}{mask})")
-    return lines

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from hullo.bases import Base, Formula, Slope
+from hullo.bases import Base, Formula, Slope, get_base
 from hullo.bases.formulas import FUNCTIONS
 from hullo.bases.least_squares import Function
-from hullo.parametrizations import BuiltInParametrization
+from hullo.parametrizations import BuiltInParametrization, get_parametrization
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,15 @@ class CombineSpec:
         return [_derivative(base, self.order) for base in self.bases]
 
     @property
-    def spelled(self) -> tuple[str, str, int]:
-        """Return the spec as strings and numbers, which a graph can hold; `operators.spec` reads them."""
-        return ";".join(item.name for item in self.bases), self.parametrization.name, self.channel_dim
+    def spelled(self) -> str:
+        """Return the spec as a string, which a graph can hold: ``recentred 1 identity;relu;tanh``."""
+        return f"{self.parametrization.name} {self.channel_dim} {';'.join(item.name for item in self.bases)}"
+
+    @classmethod
+    def read(cls, spelled: str) -> CombineSpec:
+        """Return the spec of a string."""
+        parametrization, channel_dim, names = spelled.split(" ")
+        return cls(tuple(map(get_base, names.split(";"))), get_parametrization(parametrization), int(channel_dim))
 
 
 @functools.cache
