@@ -79,7 +79,7 @@ class TestDerivativesOfAnyOrder:
     @pytest.mark.parametrize("groups", [1, 2])
     @pytest.mark.parametrize("by", ["both, both, both", "x, x, both", "x, both, x", "c, x, both", "both, c, x"])
     def test_losses_on_derivatives_are_differentiated_again(self, by: str, groups: int) -> None:
-        """As in physics-informed networks and meta-learning: gradients of x, of the raw parameters or of both are in the
+        """As in physics-informed networks: gradients of x, of the raw parameters or of both are in the
         next loss, which is differentiated in turn."""
         results = []
         spec = CombineSpec(
