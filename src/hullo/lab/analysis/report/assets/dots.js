@@ -33,7 +33,7 @@ function dotPlots(columns, width) {
 
 function dotPlot(columns, names, labels, room, across) {
   const heads = columns.map((column) => [
-    ...brokenName(column.title, across / 7.4).map((text) => [text, "head"]),
+    ...brokenName(column.title, across / 8.2).map((text) => [text, "head"]),
     ...brokenName(column.settings.join(", "), across / 6.6).map((text) => [text, "fine"]),
     [gainText(column), "fine"],
   ].filter(([text]) => text));
