@@ -2,6 +2,7 @@
 
 import csv
 import importlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,15 @@ def test_every_contender_takes_a_step(bench, tmp_path):
     chosen = [name for name in bench.CONTENDERS if name not in skipped]
     rows = run(bench, tmp_path / "rows.csv", "--work", "lenet5", "--members", "2", "--contenders", *chosen)
     assert [(row["contender"], row["note"]) for row in rows] == [(name, "") for name in chosen]
+
+
+def test_times_are_per_network_and_medians_of_rounds(bench, monkeypatch):
+    taken = iter([0.1, 6.0, 1.0, 2.0] * 2)  # the first finds the number of steps
+    monkeypatch.setattr(bench, "_time", lambda *_: next(taken))
+    monkeypatch.setattr(bench, "CONTENDERS", dict.fromkeys(bench.CONTENDERS, lambda *_: lambda x, y: None))
+    work = replace(bench.workloads(tiny=True)["mlp"], members=4)
+    measured = [bench.measure(work, name, torch.device("cpu"), 3, 0.2)[0] for name in ("hullo, graph", "graph")]
+    assert measured == [2000 / 4, 2000]
 
 
 def test_rows_of_the_file_are_skipped_and_others_added(bench, tmp_path, monkeypatch):

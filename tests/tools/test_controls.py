@@ -48,6 +48,13 @@ def test_without_controls_the_section_is_empty() -> None:
     assert controls_part(experiments(TABLE + runs({"relu": [70.0]}, precision="bfloat16"))) == ""
 
 
+def test_seeds_of_the_control_alone_count_only_for_activations_of_the_control_alone() -> None:
+    more = runs({"relu": [81.0, 82.0, 83.0, 84.0, 99.0], "elu": [70.0] * 5}, schedule="inverse:3e-5")
+    result = lines(controls_part(experiments(TABLE + more)).split("Chosen epoch.")[1].split("Last 10 epochs.")[0])
+    assert result["relu"][0].startswith("82.50 ± ")
+    assert (result["relu"][-1], result["elu"][-1]) == ("4", "5")
+
+
 @pytest.mark.parametrize("longer", [0, 5])
 def test_control_matches_a_manual_computation(longer: int) -> None:
     text = controls_part(experiments(runs(REACHED, EPOCHS + longer) + CONTROL))

@@ -145,6 +145,23 @@ def test_runs_of_another_length_or_with_other_data_are_no_settings_to_choose_fro
     assert f"{HULL} gains 4.33 ± 1.43 points over relu" in found(tmp_path, main, other)["finding"]
 
 
+def test_a_smaller_error_is_a_gain(tmp_path: Path) -> None:
+    made = [
+        replace(
+            record,
+            spec=replace(record.spec, network="net", data="table", settings="lr=0.1"),
+            metric="rmse",
+            lower_is_better=True,
+            test_accuracy=[],
+            test_metric=[9.0, 100 - record.test_accuracy[-1]],
+        )
+        for record in runs(COLUMNS[3], {"relu": [70, 71, 72], "tanh": [60, 90, 90], HULL: [74, 75, 77]})
+    ]
+    said = found(tmp_path, made)["finding"]
+    assert said.startswith(f"net on table: {HULL} and relu differ by 4.50 ± 6.35 on")  # seed 0 chooses relu
+    assert said.endswith("Setting: lr 0.1.")
+
+
 def test_several_experiments_name_their_settings(tmp_path: Path) -> None:
     better = {"relu": [80, 81, 82], HULL: [84, 85, 86.1]}
     first, second = (runs(column, better) for column in COLUMNS[:2])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import mean
 
@@ -13,6 +13,7 @@ from hullo.lab.analysis.inference import Comparison, choosing_seeds, compare
 from hullo.lab.analysis.names import setting_label
 from hullo.lab.analysis.statistics import ALPHA, Interval, are_alike, holm
 from hullo.lab.spec.activation import PRELU, ActivationSpec
+from hullo.lab.spec.records import ACCURACY
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,12 @@ class Best:
         """Return the setting of both activations; an empty string if these differ, or no setting is known."""
         one, other = self.setting(found.row), self.setting(found.other)
         return one if one == other else ""
+
+
+def _size(interval: Interval, experiment: Experiment) -> str:
+    """Return the size of a difference, with the unit if it is one of accuracies."""
+    unit = " points" if experiment.records[0].metric == ACCURACY else ""
+    return Interval(abs(interval.mean), interval.half, interval.count).spell() + unit
 
 
 def compare_best(experiments: Sequence[Experiment]) -> Best:
@@ -104,7 +111,7 @@ def finding(main: Mapping[str, Experiment], experiments: Sequence[Experiment] = 
     for (title, found), p in zip(tested.items(), holm([found.p for found in tested.values()]), strict=True):
         if p <= ALPHA:
             own = best[title].shared_setting(found) if len(shared) > 1 else ""
-            about = [f"by {_size(found.interval)} points", " against ".join(best[title].names(found)), own]
+            about = [f"by {_size(found.interval, main[title])}", " against ".join(best[title].names(found)), own]
             text = f"{title} ({', '.join(filter(None, about))})"
             (wins if found.interval.mean > 0 else losses).append(text)
     even = len(tested) - len(wins) - len(losses)
@@ -134,20 +141,21 @@ def _of_one(best: Best) -> str:
     if not found:
         return f"too few seeds to choose the best of {len(known)} activations on some and confirm it on others."
     hull, other = best.names(found)
-    size, confirming = _size(found.interval), f"on {_name_seeds(found.seeds)}"
+    experiment = best.settings[found.row]
+    size, confirming = _size(found.interval, experiment), f"on {_name_seeds(found.seeds)}"
     if len(found.seeds) == 1:
-        said = f"{hull} and {other} differ by {size} points {confirming}; one seed gives no interval"
+        said = f"{hull} and {other} differ by {size} {confirming}; one seed gives no interval"
     elif are_alike([*found.differences.values()]):  # as with few test images
-        size = f"{abs(found.interval.mean):.2f}"
-        gap = "are equal" if size == "0.00" else f"differ by {size} points"
+        size = _size(replace(found.interval, half=None), experiment)
+        gap = "are equal" if size.startswith("0.00") else f"differ by {size}"
         said = f"{hull} and {other} {gap} on each of {_name_seeds(found.seeds)}, which gives no interval"
     elif found.p > ALPHA:
         needed = found.seeds_needed()
         plan = f"; about {needed} such seeds would decide" if needed else ""
-        said = f"{hull} and {other} differ by {size} points {confirming}: undecided{plan}"
+        said = f"{hull} and {other} differ by {size} {confirming}: undecided{plan}"
     else:
         verb, word = ("gains", "over") if found.interval.mean > 0 else ("loses", "to")
-        said = f"{hull} {verb} {size} points {word} {other} {confirming}"
+        said = f"{hull} {verb} {size} {word} {other} {confirming}"
     chosen = f"; {_name_seeds(found.chosen_on)} chose the hull and the other activation" if found.chosen_on else ""
     lacking = f" Not compared, for want of seeds{_listed(found.left_out)}." if found.left_out else ""
     return f"{said}{chosen}.{_sentence({best.shared_setting(found)})}{lacking}"
@@ -167,10 +175,6 @@ def _name_seeds(seeds: Sequence[int]) -> str:
     if len(seeds) > 2 and seeds[-1] - seeds[0] == len(seeds) - 1:
         return f"seeds {seeds[0]} to {seeds[-1]}"
     return f"seed{'s' * (len(seeds) > 1)} {_listed([*map(str, seeds)])[2:]}"
-
-
-def _size(interval: Interval) -> str:
-    return Interval(abs(interval.mean), interval.half, interval.count).spell()
 
 
 def _listed(texts: Sequence[str]) -> str:

@@ -53,6 +53,6 @@ function pairSentence(column, one, two) {
   const interval = `${percent(Math.abs(mean))} ± ${percent(half)}${unit}`;
   const seeds = `on ${count} common seeds (${about}; one comparison, not corrected for others)`;
   if (half >= Math.abs(mean) || !half) return `${one} and ${two} differ by ${interval} ${seeds}: undecided.`;
-  const better = mean > 0 !== column.lower;
+  const better = (mean > 0) !== column.lower;
   return better ? `${one} beats ${two} by ${interval} ${seeds}.` : `${two} beats ${one} by ${interval} ${seeds}.`;
 }
