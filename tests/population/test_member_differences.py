@@ -244,7 +244,7 @@ def test_parameters_that_were_frozen_are_not_left_out_silently() -> None:
 
 def test_fixed_rows_have_the_precision_of_the_population() -> None:
     networks, x = [nn.Sequential(nn.Linear(3, 3), nn.LeakyReLU(0.01)) for _ in range(2)], torch.randn(4, 3).double()
-    y = Population(networks).double()(x, in_dims=None)
+    y = Population(networks).float().double()(x, in_dims=None)
     for k, network in enumerate(networks):
         torch.testing.assert_close(y[k], network.double()(x), rtol=1e-14, atol=0)
 

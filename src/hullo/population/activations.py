@@ -137,6 +137,8 @@ class Activations(nn.Module):
         if is_slope.any():
             self.slopes = nn.Parameter(torch.where(is_slope, numbers, 0.0).sum(-1).to(dtype))
         self.scales = scales.to(dtype) if any(site.is_scaled for site in self.sites) else None
+        dtypes = [item.raw.dtype for item in used if item.parametrization == "slope"]
+        self._slope_like = torch.empty(0, dtype=dtypes[0] if dtypes else dtype)  # of the precision of nn.PReLU
         self._plans: dict[bool, _Plan] = {}
         watch(self)
 
@@ -175,6 +177,7 @@ class Activations(nn.Module):
         super()._apply(keep_float32(fn), recurse)  # type: ignore[no-untyped-call]
         if self.fixed.dtype != exact.dtype:
             self.fixed = exact.to(self.fixed.device)
+        self._slope_like = fn(self._slope_like)
         self._plans = {}
         return self
 
@@ -194,6 +197,7 @@ class Activations(nn.Module):
         """Return the activations of some members."""
         kept = Activations([site.keep(members) for site in self.sites], len(members), self.raw.dtype)
         kept, own = kept.to(self.raw.device), self.state_dict()
+        kept._slope_like = self._slope_like
         for name, tensor in kept.state_dict().items():
             tensor.copy_(self.select(own[name], members, kept))
         for name, parameter in kept.named_parameters():
@@ -371,17 +375,21 @@ class Activations(nn.Module):
         """Return member k's part of a table like `coefficients`, (R, N), by site: a row per group, over its bases."""
         return [table[span, columns] for _, member, span, columns, _ in self._spans() if member == k]
 
-    def member_tensors(self, k: int) -> Iterator[tuple[str, Tensor]]:
-        """Yield the names and the values of the parameters that member k has at the sites."""
-        tables = [self.numbers, self.raw if self.scales is None else self.scales()]
-        numbers, scales = (table.flatten(0, 1)[self.owners].view(table.shape)[k] for table in tables)
+    def member_tensors(self, k: int) -> Iterator[tuple[str, Tensor, bool]]:
+        """Yield the names and values of the parameters that member k has at the sites, and whether they are learned."""
+        scales = self.raw if self.scales is None else self.scales()
+        numbers, scales = (item.flatten(0, 1)[self.owners].view(item.shape)[k] for item in (self.numbers, scales))
         for i, member, span, columns, activation in self._spans():
             prefix = f"{self.sites[i].path}." if self.sites[i].path else ""
             if member == k and activation.parameter is not None:
-                own = numbers[span, columns[: activation.raw.shape[1]]]
-                yield f"{prefix}{activation.parameter}", own if activation.inverse is None else activation.inverse(own)
-            if member == k and activation.scales is not None:
-                yield f"{prefix}inner_scale", scales[span, columns[: activation.scales.shape[1]]]
+                own, table = numbers[span, columns[: activation.raw.shape[1]]], self.raw
+                if activation.parametrization == "slope":
+                    own, table = own.to(self._slope_like.dtype), self.raw if self.slopes is None else self.slopes
+                values = own if activation.inverse is None else activation.inverse(own)
+                yield f"{prefix}{activation.parameter}", values, activation.is_learned and table.requires_grad
+            if member == k and activation.scales is not None and self.scales is not None:
+                own, is_learned = scales[span, columns[: activation.scales.shape[1]]], self.scales.raw.requires_grad
+                yield f"{prefix}inner_scale", own, activation.scales.requires_grad and is_learned
 
 
 def _allocate(sites: Sequence[Site], members: int) -> tuple[list[list[int]], int]:

@@ -6,7 +6,7 @@ import itertools
 import operator
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, overload
 
@@ -160,27 +160,16 @@ class Population(nn.Module):
         k = self._read_index(k)
         stacked = dict(_named_tensors(self.stacked))
         tensors = {name: tensor[k] for name, tensor in stacked.items()}
-        tensors |= dict(_named_tensors(self.shared)) | dict(self.activations.member_tensors(k))
+        tensors |= dict(_named_tensors(self.shared))
+        is_learned = {name: tensor.requires_grad for name, tensor in stacked.items()}
+        for name, values, learned in self.activations.member_tensors(k):
+            tensors[name], is_learned[name] = values, learned
         empty = self._empty[k]
-        slopes = {
-            f"{path}.weight".removeprefix(".") for path, module in empty.named_modules() if isinstance(module, nn.PReLU)
-        }
-        dtype = self._converted_dtype(stacked, empty)
         for name, tensor in (*empty.named_parameters(), *empty.named_buffers()):
-            values = tensors[name].reshape(tensor.shape)
-            tensors[name] = values.to(dtype or tensor.dtype) if name in slopes else values
+            tensors[name] = tensors[name].reshape(tensor.shape)
         member = filled_copy(empty, tensors)
-        scales, learned_slopes = self.activations.scales, self.activations.slopes
         for name, parameter in member.named_parameters():
-            if name in stacked:
-                parameter.requires_grad_(stacked[name].requires_grad)
-            else:  # of an activation: a hull that is frozen stays so
-                source: Tensor = self.activations.raw
-                if scales is not None and name.endswith("inner_scale"):
-                    source = scales.raw
-                elif learned_slopes is not None and name in slopes:
-                    source = learned_slopes
-                parameter.requires_grad_(parameter.requires_grad and source.requires_grad)
+            parameter.requires_grad_(is_learned[name])
         sites = {site.path for site in self._sites}
         for path, module in self._empty[0].named_modules():
             if path not in sites:
@@ -196,14 +185,6 @@ class Population(nn.Module):
         if not -len(self) <= k < len(self):
             raise IndexError(f"member {k} of a population of {len(self)}")
         return k % len(self)
-
-    def _converted_dtype(self, stacked: Mapping[str, Tensor], empty: nn.Module) -> torch.dtype | None:
-        """Return the dtype that the population was converted to after it was made; None if it was not."""
-        before = dict(_named_tensors(empty))
-        for name, tensor in stacked.items():
-            if tensor.is_floating_point():
-                return None if tensor.dtype == before[name].dtype else tensor.dtype
-        return torch.float64 if self.activations.raw.dtype == torch.float64 else None
 
     def __getstate__(self) -> dict[str, Any]:
         # programs hold tensors without values, and are traced again; copies follow the optimizer of this population
