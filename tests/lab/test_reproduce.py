@@ -48,6 +48,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     message, _ = Command(*REPRODUCE, "--output", output).finish()
     for row in ROWS:
         assert row in message
+    assert message.splitlines()[-1].startswith("LeNet-5 on a sample of Fashion-MNIST: ")  # the finding is last
     return output
 
 

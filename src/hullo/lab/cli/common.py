@@ -190,6 +190,22 @@ def note_omitted(records: Sequence[Record], shown: Sequence[Experiment], columns
         typer.echo(f"note: omitted, without this epoch or reading: {', '.join(missing)}", err=True)
 
 
+def echo_finding(experiments: Sequence[Experiment], paths: Sequence[Path] = ()) -> None:
+    """Print what the experiments show, as the last line; that of `hullo compare` in a directory takes precedence."""
+    from hullo.lab.analysis.sources import stated_findings
+
+    stated = " ".join(stated_findings(paths))
+    if not stated and any(len(experiment.cells) > 1 for experiment in experiments):
+        from hullo.lab.analysis.names import main_experiments, titles
+        from hullo.lab.analysis.report.finding import finding
+
+        main = main_experiments(experiments)
+        named = titles(main)
+        stated = finding({named[column]: experiment for column, experiment in main.items()}, experiments)
+    if stated:
+        typer.echo(stated)
+
+
 def console() -> PipeConsole:
     """Return the console for results: as wide as the terminal, or 120 columns elsewhere."""
     terminal = PipeConsole()

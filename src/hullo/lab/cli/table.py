@@ -12,6 +12,7 @@ from hullo.lab.cli.common import (
     ReadingOption,
     RecordsArgument,
     console,
+    echo_finding,
     note_omitted,
     record_paths,
     report_errors,
@@ -47,6 +48,7 @@ def table(
         terminal = console()
         for experiment in selected:
             terminal.print(terminal_table(experiment, terminal.width), "", crop=False)
+        echo_finding(selected, paths)
     else:
         write = {"markdown": markdown_table, "latex": latex_table, "csv": csv_table}[style]
         typer.echo(write(selected), sys.stdout, nl=False)  # by default echo writes UTF-8 to streams for ASCII

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hullo.lab.cli.common import console, report_errors, report_interruption, report_warnings, warn
+from hullo.lab.cli.common import console, echo_finding, report_errors, report_interruption, report_warnings, warn
 from hullo.lab.cli.settings import Engine, Where, combine_settings, with_options
 from hullo.lab.spec.paper import Column
 from hullo.lab.spec.recipes import RECIPES
@@ -18,6 +18,7 @@ from hullo.lab.spec.recipes import RECIPES
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from hullo.lab.analysis.experiments import Experiment
     from hullo.lab.run.loaders import Loader
     from hullo.lab.run.queue import RunQueue
     from hullo.lab.run.sources import Source
@@ -133,14 +134,16 @@ def _train(
         warn("--lr 0: no weight changes")
     records = (_run_on_cluster if where.engine is Engine.RAY else _run)(queue, sources, where)
     networks = {column: source.network for column, source in zip(columns, sources, strict=True)}
+    shown: list[Experiment] = []
     if len(records) == 1:
         _show_run(records[0], where.output, networks, weights)
     else:
-        _show_results(records, where.output, networks, weights)
+        shown = _show_results(records, where.output, networks, weights)
     if recorded:
         which = "this run was" if len(queue.specs) == 1 else f"{len(recorded)} of {len(queue.specs)} runs were"
         again = "change a setting, the seed or --output to train again"
         typer.echo(f"{which} trained earlier, with a record in {queue.records.path}; {again}")
+    echo_finding(shown)
 
 
 def default_activation(column: Column) -> str:
@@ -250,7 +253,7 @@ def _echo_weights(what: str, spec: Spec, output: Path, network: str, *, wanted: 
         typer.echo(f"there are no weights of {what} in {weights.parent}; to save them, choose another --output")
 
 
-def _show_results(records: list[Record], output: Path, networks: dict[Column, str], weights: bool) -> None:
+def _show_results(records: list[Record], output: Path, networks: dict[Column, str], weights: bool) -> list[Experiment]:
     """Print the tables of runs and how to load a network of each column; draw what was learned."""
     from hullo.lab.analysis import experiments as analysis
     from hullo.lab.analysis.figures import draw_activations, drawing, save, stem
@@ -279,3 +282,4 @@ def _show_results(records: list[Record], output: Path, networks: dict[Column, st
             best = runs[0]
             what = f"a network, {best.spec.activation} with seed {best.spec.seed},"
         _echo_weights(what, best.spec, output, networks[column], wanted=weights)
+    return shown
