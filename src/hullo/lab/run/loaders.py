@@ -15,6 +15,7 @@ from hullo.lab.data.augment import draw_moves, draw_order
 from hullo.lab.data.release import DataError
 from hullo.lab.distributed import SINGLE_PROCESS, World  # noqa: F401 (in an example)
 from hullo.lab.networks import Task
+from hullo.lab.run.loop import Batch, Batches
 from hullo.lab.spec.recipes import STREAMED, Augmentation
 from hullo.lab.spec.run_spec import Spec
 from hullo.population import AugmentedImages
@@ -26,26 +27,14 @@ EVAL_BATCH_SIZE = 250
 """Images per evaluation batch."""
 
 
-Batch = tuple[int, tuple[Tensor, ...]]
-
-
-class Loader(Protocol):
-    """Interface of loaders: `batches` yields indices and augmentations, `load_batch` turns them into images and labels.
-
-    A batch is its global size, over all processes, and this process's shard: a few tensors on the device. Their shapes
-    depend only on the number of images, and `load_batch` can be captured in a CUDA graph.
-    """
+class Loader(Batches, Protocol):
+    """Interface of loaders of labeled samples; shapes of batches depend only on the number of samples."""
 
     task: Task
-    device: torch.device
-    count: int  # training images per epoch
     eval_sizes: dict[str, int]  # images to evaluate on: "test", and perhaps "val"
     is_complete: bool  # whether the loader has all images of the data set
     example: Tensor  # two samples as inputs of a network, on the CPU
     topk: tuple[int, ...]  # the k of each top-k accuracy
-
-    def batches(self, seeds: Tensor, epoch: int, size: int, start: int, world: World) -> Iterator[Batch]:
-        """Yield the batches of an epoch, `size` images each, starting with batch `start`."""
 
     def load_batch(self, *batch: Tensor) -> tuple[Tensor | AugmentedImages, Tensor]:
         """Return each member's images and labels, (K, B), or images (B, C, H, W) for all members and labels (B)."""
