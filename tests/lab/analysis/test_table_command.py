@@ -49,7 +49,7 @@ def test_table_is_written_in_what_the_stream_can_encode(form: str) -> None:
     Records(Path("runs/records.jsonl")).add([lost])
     result = CliRunner(charset="ascii").invoke(app, ["table", "runs", "--format", form])
     assert (result.exit_code, result.exception) == (0, None)
-    assert ("85.50 +- 2.48" in result.stdout) == (form in ("terminal", "markdown"))
+    assert ("85.50 ? 2.48" in result.stdout) == (form in ("terminal", "markdown"))
 
 
 def test_results_are_shown_where_there_are_no_runs(runs: Path) -> None:

@@ -48,11 +48,6 @@ class TestArrays:
         with pytest.raises(DataError, match=r"x_train and x_val differ"):
             open_data(self.save(x_val=torch.ones(2, 4), y_val=torch.tensor([0, 1])))
 
-    def test_floats_that_look_like_channels_last_are_reported(self) -> None:
-        x = torch.rand(4, 6, 6, 3)
-        with pytest.warns(UserWarning, match="with 6 channels; if these are images with channels last"):
-            assert open_data(self.save(x_train=x, x_test=x)).train_images.shape == (4, 6, 6, 3)
-
     def test_name_depends_on_the_content(self) -> None:
         first = open_data(self.save()).name
         assert open_data(self.save()).name == first
@@ -77,10 +72,6 @@ class TestArrays:
                 {"x_train": torch.zeros(4, 1, 0, 5, dtype=torch.uint8)},
                 r"numbers in every sample; got .* \(4, 1, 0, 5\)",
             ),
-            (
-                {"y_train": torch.tensor([0, 1, 1, -1]).view(torch.uint64)},
-                r"from 0; got one of 2\^63 or more, as torch.u",
-            ),
         ],
     )
     def test_bad_arrays_are_reported_by_name(self, arrays: dict[str, torch.Tensor], message: str) -> None:
@@ -99,11 +90,11 @@ class TestArrays:
         np.savez("number.npz", x_train=np.float32(1), y_train=y, x_test=x, y_test=y)
         for name, message in (
             ("torn.npz", "cannot be read"),
-            ("text.npz", r"cannot be read: it is not a file of numpy\.savez"),
+            ("text.npz", "cannot be read"),
             ("torn.safetensors", "cannot be read"),
             ("other.npz", "no array y_train; it has x_train"),
             ("pickled.npz", "cannot be read"),
-            ("names.npz", "y_train must hold numbers; got <U1"),
+            ("names.npz", "y_train must hold numbers.* got <U1"),
             ("number.npz", "x_train.*single number"),
             ("nowhere.npz", "does not exist"),
         ):

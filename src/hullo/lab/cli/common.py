@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import io
 import os
@@ -61,8 +60,6 @@ DEFAULT_RECORD_PATHS = (Path("runs"), Path("results/table"), Path("results"))
 QuietOption = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 
 
-ASCII = {"±": "+-", "†": "+", "\N{EN DASH}": "-", "…": "..."}
-"""Replacements for characters that an ASCII stream cannot encode."""
 BROKEN_PIPE = 141
 """The exit code of a program that was ended by SIGPIPE, as shells report it."""
 
@@ -90,7 +87,8 @@ class Commands(Group):
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""
-        _replace_unencodable()
+        if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+            sys.stdout.reconfigure(errors="replace")  # ± on a terminal for ASCII
         try:
             result = super().invoke(ctx)
             if sys.stdout:
@@ -113,21 +111,6 @@ class Commands(Group):
             typer.echo(f"hullo: memory ran out; {remedy}", err=True)
             raise typer.Exit(1) from error
         return result
-
-
-def _replace_unencodable() -> None:
-    """Replace characters that standard output cannot encode, such as ± in ASCII, where these would be an error."""
-    codecs.register_error("hullo", _spell_in_ascii)
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="hullo")
-
-
-def _spell_in_ascii(error: UnicodeError) -> tuple[str, int]:
-    """Return the replacement of characters that a stream cannot encode, and the position behind them."""
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    letters = error.object[error.start : error.end]
-    return "".join(ASCII.get(letter, ascii(letter)[1:-1]) for letter in letters), error.end
 
 
 def _discard_output() -> None:

@@ -119,7 +119,7 @@ def _divide(n: int, counts: Tensor) -> Tensor:
     [3, 0, 1]
     """
     shares = n * counts.double() / counts.sum()
-    quotas = shares.long().minimum((counts - 1).clamp(min=0))
+    quotas = shares.long()  # below the counts, since n is below their sum
     while missing := n - int(quotas.sum()):
         remainders = (shares - quotas).where(quotas < counts - 1, -torch.inf)
         has_room = remainders.isfinite().sum()

@@ -242,16 +242,12 @@ def _read_split(arrays: Mapping[str, Any], split: str, path: Path) -> tuple[Tens
             f"{labels.dtype} of shape {tuple(labels.shape)}; for other targets, write a loop with hullo.population"
         )
     if not labels.numel() or (least := int(labels.long().min())) < 0:
-        given = f"one of 2^63 or more, as {labels.dtype}" if labels.dtype == torch.uint64 else least
-        raise DataError(f"{path}: y_{split} must hold labels from 0; got {given if labels.numel() else 'none'}")
+        raise DataError(f"{path}: y_{split} must hold labels from 0; got {least if labels.numel() else 'none'}")
     return samples, labels.long()
 
 
 def _load_npz(path: Path) -> dict[str, Any]:
     with path.open("rb") as opened:
-        if opened.read(2) not in (b"PK", b"\x93N"):
-            raise ValueError("it is not a file of numpy.savez")
-        opened.seek(0)
         file = np.load(opened, allow_pickle=False)
         if not isinstance(file, np.lib.npyio.NpzFile):
             raise ValueError("it holds a single array; save all four with numpy.savez")
@@ -260,12 +256,10 @@ def _load_npz(path: Path) -> dict[str, Any]:
 
 def _as_tensor(array: Any, name: str) -> Tensor:
     """Return an array of numbers with a dimension for the samples as a tensor."""
-    if isinstance(array, np.ndarray) and not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
     try:
         tensor = torch.as_tensor(array)
-    except TypeError:
-        raise DataError(f"{name} must hold numbers; got {array.dtype}") from None
+    except (TypeError, ValueError):
+        raise DataError(f"{name} must hold numbers in the byte order of this machine; got {array.dtype}") from None
     if not tensor.dim():
         raise DataError(f"{name} must have a dimension for the samples; got a single number")
     return tensor
@@ -284,13 +278,6 @@ def _as_samples(samples: Tensor, name: str) -> Tensor:
         return samples if samples.dim() == 4 else samples.float()
     if not samples.is_floating_point():
         return samples.long()
-    looks_channels_last = samples.dim() == 4 and samples.shape[3] in (1, 3, 4) and _is_channels_last(*samples.shape[1:])
-    if looks_channels_last and name.endswith("x_train"):
-        warnings.warn(
-            f"{name}: {samples.dtype} of shape {tuple(samples.shape)} is passed to the network as it is, with "
-            f"{samples.shape[1]} channels; if these are images with channels last, store uint8, or permute them",
-            stacklevel=6,
-        )
     features = samples.float()
     if not bool(features.isfinite().all()):
         raise DataError(f"{name} contains values that are not finite in float32; remove these samples, or fill them in")
