@@ -130,18 +130,6 @@ class Drawn(nn.Module):
         return self.head(torch.sin(x @ self.frequencies))
 
 
-class Averaging(Drawn):
-    def __init__(self, num_classes):
-        super().__init__(num_classes)
-        self.register_buffer("mean", torch.zeros(5), persistent=False)
-        self.register_buffer("one", torch.ones(1).expand(5), persistent=False)
-
-    def forward(self, x):
-        if self.training:
-            self.mean.mul_(0.9).add_(0.1 * x.detach().mean(0) + 0.5)
-        return super().forward(x * self.one - self.mean)
-
-
 class Partly(nn.Sequential):
     def __init__(self, num_classes):
         super().__init__(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 8), nn.Sigmoid(), nn.Linear(8, num_classes))

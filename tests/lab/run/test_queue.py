@@ -10,7 +10,7 @@ import tiny_command
 from hullo.lab.errors import RunError
 from hullo.lab.run.loaders import InMemoryLoader
 from hullo.lab.run.local import build_records
-from hullo.lab.run.queue import Members, RunQueue, weights_path
+from hullo.lab.run.queue import Members, RunQueue
 from hullo.lab.run.training import Training
 from hullo.lab.spec.environment import environment
 from hullo.lab.spec.run_spec import Spec
@@ -87,40 +87,6 @@ def test_results_have_the_order_of_the_runs_and_each_once(tmp_path: Path) -> Non
     queue = RunQueue([SPECS[1], SPECS[0], SPECS[1]], tmp_path)
     commit(queue, begin(queue, *SPECS[:3]))
     assert [record.spec for record in queue.results()] == [SPECS[1], SPECS[0]]
-
-
-def test_weights_belong_to_the_record(tmp_path: Path) -> None:
-    queue = RunQueue(SPECS[:2], tmp_path)
-    populations = [begin(queue, *SPECS[:1]), begin(queue, *SPECS[:2])]
-    for training in populations:  # both were trained before either was recorded
-        for spec in training.specs:
-            pending = queue.pending_weights(training.specs, spec)
-            pending.parent.mkdir(exist_ok=True)
-            pending.write_text(f"of {len(training.specs)}")
-    for training in populations:
-        commit(queue, training)
-    assert [record.members for record in queue.results()] == [1, 2]
-    assert [weights_path(tmp_path, spec).read_text() for spec in SPECS[:2]] == ["of 1", "of 2"]
-    assert len(list((tmp_path / "weights").iterdir())) == 2
-
-
-def test_record_is_written_after_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = RunQueue(SPECS[:1], tmp_path)
-    training = begin(queue, *SPECS[:1])
-    pending = queue.pending_weights(training.specs, SPECS[0])
-    pending.parent.mkdir()
-    pending.write_text("weights")
-
-    def fail(self: Path, target: Path) -> None:
-        raise OSError("disk full")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "replace", fail)
-        with pytest.raises(OSError, match="disk full"):
-            commit(queue, training)
-    assert queue.populations() == [training.specs]
-    commit(queue, training)
-    assert weights_path(tmp_path, SPECS[0]).read_text() == "weights"
 
 
 def test_deleted_record_is_an_error_with_remedy(tmp_path: Path) -> None:

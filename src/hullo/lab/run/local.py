@@ -22,7 +22,7 @@ from hullo.lab.networks import OWN, check_size
 from hullo.lab.progress import Progress
 from hullo.lab.run.loaders import Loader, loader_key
 from hullo.lab.run.loop import Loop
-from hullo.lab.run.queue import Members, RunQueue, describe_population, out_of_memory_error
+from hullo.lab.run.queue import Members, RunQueue, describe_population, out_of_memory_error, weights_path
 from hullo.lab.run.tensorboard import TensorBoardLogger
 from hullo.lab.run.training import Training
 from hullo.lab.run.weights import ChosenEpochs, check_savable, save_weights
@@ -124,9 +124,11 @@ class LocalRunner:
         if self.world.is_main and self.queue.weights:
             self.queue.finished.save_final(training, chosen.state)
             epochs = chosen.load_into(training.population)
+            recorded = self.queue.records.find(population)  # by another process, with weights of its own
             for member, spec, epoch in zip(training.population, population, epochs, strict=True):
-                path = self.queue.pending_weights(population, spec)
-                save_weights(path, spec, training.loader.task, member, training.loader.example, epoch)
+                if spec not in recorded:
+                    path = weights_path(self.queue.output, spec)
+                    save_weights(path, spec, training.loader.task, member, training.loader.example, epoch)
         return build_records(training, self.environment)
 
     def _train_or_split(self, population: Members, progress: Progress, stop: Event) -> None:

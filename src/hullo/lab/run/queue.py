@@ -8,10 +8,10 @@ from functools import cached_property
 from pathlib import Path
 
 from hullo.lab.errors import RunError
-from hullo.lab.files import check_writable, make_directory, remove
+from hullo.lab.files import check_writable, make_directory
 from hullo.lab.run.checkpoints import Checkpoints
 from hullo.lab.spec.records import Record, Records
-from hullo.lab.spec.run_spec import Spec, identify
+from hullo.lab.spec.run_spec import Spec
 
 Members = tuple[Spec, ...]  # of a population
 
@@ -82,7 +82,7 @@ class RunQueue:
         populations = []
         for started in self.checkpoints.started():
             if recorded.issuperset(started):  # a process was killed before it could delete the checkpoint
-                self._clean_up(started)
+                self.checkpoints.delete(started)
             elif not set(started).isdisjoint(missing):
                 populations.append(started)
                 missing = [spec for spec in missing if spec not in started]
@@ -104,29 +104,8 @@ class RunQueue:
         return f"{len(population)} networks do not fit into memory; trying {half} at a time"
 
     def commit(self, population: Members, records: Sequence[Record]) -> None:
-        """Write the records of a trained population, publish the weights that belong to them, delete its checkpoint.
-
-        A run that another population has recorded meanwhile keeps that record and those weights.
-        """
-
-        def publish(new: list[Record]) -> None:
-            for record in new:
-                pending = self.pending_weights(population, record.spec)
-                if pending.exists():
-                    pending.replace(weights_path(self.output, record.spec))
-
-        self.records.add(records, publish)
-        self._clean_up(population)
-
-    def pending_weights(self, population: Members, spec: Spec) -> Path:
-        """Return where the weights of a trained population's run are until its record is written."""
-        path = weights_path(self.output, spec)
-        return path.with_name(f".{path.stem}-{identify(population)}.pending")
-
-    def _clean_up(self, population: Members) -> None:
-        """Delete the checkpoint of a recorded population, and weights that were not published."""
-        for spec in population:
-            remove(self.pending_weights(population, spec))
+        """Write the records of a trained population, and delete its checkpoint."""
+        self.records.add(records)
         self.checkpoints.delete(population)
 
     def results(self) -> list[Record]:

@@ -61,10 +61,9 @@ class ChosenEpochs:
 def save_weights(
     path: Path, spec: Spec, task: Task, network: nn.Module, example: Tensor | None = None, epoch: int | None = None
 ) -> None:
-    """Save a network after an epoch, by default the last: its state dict, and its buffers that are not persistent."""
+    """Save the state dict of a network after an epoch, by default the last."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    state = network.state_dict() | _other_buffers(network)
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}
     if len({tensor.untyped_storage().data_ptr() for tensor in tensors.values()}) < len(tensors):
         tensors = {name: tensor.clone() for name, tensor in tensors.items()}  # tied weights, each under all its names
     metadata = {"spec": str(spec), "task": json.dumps(asdict(task)), "epoch": str(epoch or spec.epochs)}
@@ -73,16 +72,6 @@ def save_weights(
     metadata["checksum"] = checksum(tensors, json.dumps(metadata, sort_keys=True))
     with atomic_write(path) as file:
         file.write(save(tensors, metadata))
-
-
-def _other_buffers(network: nn.Module) -> dict[str, Tensor]:
-    """Return the buffers of a network that are not persistent; training may have changed them."""
-    return {
-        f"{prefix}.{name}".lstrip("."): tensor
-        for prefix, module in network.named_modules()
-        for name, tensor in module._buffers.items()
-        if tensor is not None and name in module._non_persistent_buffers_set
-    }
 
 
 def check_savable(network: nn.Module, name: str) -> None:
@@ -97,6 +86,8 @@ def check_savable(network: nn.Module, name: str) -> None:
 
 def load_network(path: str | os.PathLike[str], network: str | None = None) -> nn.Module:
     """Load a trained network, a plain module in evaluation mode, ready for inference, folding and export.
+
+    Buffers that are not persistent are those of a new network with the seed of the run, as for any state dict.
 
     Args:
         path: a file that ``hullo train`` wrote to the folder ``weights`` of its output directory.
@@ -132,11 +123,7 @@ def load_network(path: str | os.PathLike[str], network: str | None = None) -> nn
         dtype, *shape = json.loads(metadata.get("example", '[""]'))
         example = torch.zeros(shape, dtype=getattr(torch, dtype)) if dtype else None
         module = networks.build(spec.network, activation=spec.activation, seed=spec.seed, example=example, **sizes)
-        others = {name: tensors.pop(name) for name in _other_buffers(module) if name in tensors}
-        module.load_state_dict(tensors)
-        for name, tensor in others.items():
-            owner, _, buffer = name.rpartition(".")
-            module.get_submodule(owner)._buffers[buffer] = tensor
+        module.load_state_dict({name: tensors[name] for name in module.state_dict()})
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(f"cannot load the network of {path}: {reason}") from None

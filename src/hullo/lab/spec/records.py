@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -254,19 +254,12 @@ class Records:
         what = f"ignoring the last line of {self.path}, which is truncated after {count:,} bytes"
         return f"{what}; the next record written there removes it"
 
-    def add(self, records: Iterable[Record], prepare: Callable[[list[Record]], None] | None = None) -> None:
-        """Append the records whose spec has none yet, in one write; if that fails, append none.
-
-        `prepare` is called with these records before, while no other process can add any.
-        """
+    def add(self, records: Iterable[Record]) -> None:
+        """Append the records whose spec has none yet, in one write; if that fails, append none."""
         with self._locked():
             given = {record.spec: record for record in records}
             existing = self.find(given)
-            new = {spec: record for spec, record in given.items() if spec not in existing}
-            lines = b"".join(_check_line(record.line()) for record in new.values())
-            if prepare is not None:
-                prepare(list(new.values()))
-            self._append(lines)
+            self._append(b"".join(_check_line(r.line()) for spec, r in given.items() if spec not in existing))
 
     def put(self, record: Record, *, overwrite: bool) -> None:
         """Append a record; raise a FileExistsError if its run has one, unless that is to be overwritten."""
