@@ -126,7 +126,9 @@ def test_members_with_prelu_run_in_the_precision_of_the_networks(dtype: torch.dt
         population = Population([make().to(dtype), make().to(dtype)])
         assert population(x, in_dims=None).dtype == population[0](x).dtype == dtype
         assert {parameter.dtype for parameter in population[1].parameters()} == {dtype}
-    converted = Population([nn.Sequential(nn.Linear(6, 6), nn.PReLU().requires_grad_(learns)) for learns in (1, 0)])
+    converted = Population(
+        [nn.Sequential(nn.Linear(6, 6), nn.PReLU().requires_grad_(learns)) for learns in (True, False)]
+    )
     converted.to(dtype).keep([1, 0])
     assert [member(x).dtype for member in converted] == [dtype, dtype]
     mixed = Population([nn.Sequential(nn.Linear(6, 6).to(dtype), nn.Identity(), nn.PReLU())])
