@@ -63,6 +63,16 @@ def learn_together(rank: int, folder: str) -> None:
         network = nn.parallel.DistributedDataParallel(model(parametrization))
         train(network, x, y)
         torch.save(network.module.state_dict(), f"{folder}/{parametrization}{rank}.pt")
+    network = nn.parallel.DistributedDataParallel(plain())
+    train(network, x, y)
+    assert hullo.replace_activations(network, example_inputs=x) is network
+    train(network, x, y)
+    torch.save(network.module.state_dict(), f"{folder}/swapped{rank}.pt")
+
+
+def plain() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.PReLU(), nn.Linear(6, 1))
 
 
 def keep_parts(rank: int, folder: str) -> None:
@@ -94,6 +104,12 @@ def in_two_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
 
 def test_two_processes_train_like_one(in_two_processes: Callable[[Job], None], tmp_path: Path) -> None:
     in_two_processes(learn_together)
+    swapped = plain()
+    train(swapped, *data())
+    train(hullo.replace_activations(swapped), *data())
+    for rank in (0, 1):
+        loaded = torch.load(tmp_path / f"swapped{rank}.pt", weights_only=True)
+        torch.testing.assert_close(loaded, dict(swapped.state_dict()), rtol=1e-4, atol=1e-5)
     for parametrization in KEEPS:
         alone = model(parametrization)
         train(alone, *data())

@@ -59,10 +59,12 @@ class Recipe:
                 "inner_scale to the hulls that it makes, not to replace_activations"
             )
         modules = dict(model.named_modules())
+        sites = list(sites)
+        frozen = set() if self.share is None else frozen_sites(model, sites)
         hulls: dict[str, Hull] = {}
         shared: dict[Hashable, Hull] = {}
         for site in sites:
-            key = self._key(site, channels.get(site.name), is_frozen(modules, site.name, site.module))
+            key = self._key(site, channels.get(site.name), site.name in frozen)
             if key is not None and key in shared:
                 hulls[site.name] = shared[key]
                 continue
@@ -213,18 +215,23 @@ def nearby_tensor(modules: Mapping[str, nn.Module], name: str) -> Tensor:
     return torch.empty(())
 
 
-def is_frozen(modules: Mapping[str, nn.Module], name: str, replaced: nn.Module | None = None) -> bool:
-    """Return whether all parameters of the replaced module are frozen, or of the nearest module around it with any.
+def frozen_sites(model: nn.Module, sites: Iterable[Site]) -> set[str]:
+    """Return the names of sites where all parameters of the replaced module, or of the nearest around it, are frozen.
 
     In a model that is frozen as a whole nothing is: its hulls are what is left to train.
     """
-    if not any(parameter.requires_grad for parameter in _parameters_beside_hulls(modules[""])):
-        return False
-    parameters = [] if replaced is None else list(replaced.parameters())
-    while name and not parameters:
-        name = name.rpartition(".")[0]
-        parameters = _parameters_beside_hulls(modules[name]) if name in modules else []
-    return bool(parameters) and not any(parameter.requires_grad for parameter in parameters)
+    modules = dict(model.named_modules())
+    frozen: set[str] = set()
+    if not any(parameter.requires_grad for parameter in _parameters_beside_hulls(model)):
+        return frozen
+    for site in sites:
+        name, parameters = site.name, [] if site.module is None else list(site.module.parameters())
+        while name and not parameters:
+            name = name.rpartition(".")[0]
+            parameters = _parameters_beside_hulls(modules[name]) if name in modules else []
+        if parameters and not any(parameter.requires_grad for parameter in parameters):
+            frozen.add(site.name)
+    return frozen
 
 
 def _parameters_beside_hulls(module: nn.Module) -> list[nn.Parameter]:

@@ -20,7 +20,7 @@ from hullo.modules import HULLS, Hull
 from hullo.parametrizations import evaluate
 from hullo.recognition.probe import MAX_PARAMETERS
 from hullo.state_names import read_raw_name
-from hullo.surgery.build import is_frozen, nearby_tensor
+from hullo.surgery.build import frozen_sites, nearby_tensor
 from hullo.surgery.edit import swap
 from hullo.surgery.find import default_inputs, module_sites, observed_sites
 from hullo.surgery.prove import Comparison
@@ -91,11 +91,12 @@ def restore(model: nn.Module, state_dict: Mapping[str, Any], *, example_inputs: 
                     tensors, nearby_tensor(modules, target), by_name.get(target)
                 )
         swap(model, sites, {target: hull for target, hull in hulls.items() if target in by_name})
-        for target in (target for target in hulls if target not in by_name):
-            parent, _, child = target.rpartition(".")
-            put(model.get_submodule(parent), child, hulls[target])
-            if is_frozen(modules, target, modules[target]):
-                hulls[target].requires_grad_(False)
+        learned = [Site(target, "", modules[target]) for target in hulls if target not in by_name]
+        for target in frozen_sites(model, learned):
+            hulls[target].requires_grad_(False)
+        for site in learned:
+            parent, _, child = site.name.rpartition(".")
+            put(model.get_submodule(parent), child, hulls[site.name])
         for name, tensors in saved.items():
             model.get_submodule(names[name]).load_state_dict(tensors)
     except BaseException:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from hullo.modules import Hull
-from hullo.surgery.build import is_frozen
+from hullo.surgery.build import frozen_sites
 from hullo.surgery.encoder import slow_encoders
 from hullo.surgery.in_place import make_in_place
 from hullo.surgery.observe import Call
@@ -38,8 +38,7 @@ def swap(model: nn.Module, sites: Sequence[Site], hulls: Mapping[str, Hull]) -> 
     taken = {id(site.module) for site in chosen if site.module is not None}
     affected = [site for site in sites if site.slots and (site.name in hulls or id(site.module) in taken)]
     hulls = _separate_in_place(chosen, hulls)
-    modules = dict(model.named_modules())
-    frozen = {site.name for site in chosen if is_frozen(modules, site.name, site.module)}
+    frozen = frozen_sites(model, chosen)
     _check_loops(affected, hulls)
     for owner, methods in _methods(affected):
         owner.__class__ = rewritten(owner, methods)

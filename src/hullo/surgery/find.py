@@ -15,7 +15,7 @@ from hullo.recognition.probe import read_module
 from hullo.recognition.table import name_of, read_call
 from hullo.surgery.build import Recipe
 from hullo.surgery.edit import learn_turns, swap
-from hullo.surgery.observe import mentions
+from hullo.surgery.observe import SCRIPTED, mentions
 from hullo.surgery.prove import Comparison
 from hullo.surgery.sites import Planner, Site, Slot, group_calls
 from hullo.surgery.source import Position, count_calls
@@ -78,10 +78,14 @@ def _learn_turns(model: nn.Module, sites: list[Site], comparison: Comparison) ->
 def _idle_modules(model: nn.Module, ran: set[int]) -> Iterator[Site]:
     inside: set[int] = set()
     for name, module in model.named_modules():
-        if id(module) in ran or id(module) in inside or not name:
+        if id(module) in inside:
             continue
         if isinstance(module, torch.jit.ScriptModule):
-            yield Site(name, type(module).__name__, None, "", "it is scripted; replace before scripting")
+            inside |= {id(part) for part in module.modules()}
+        if id(module) in ran or not name:
+            continue
+        if isinstance(module, torch.jit.ScriptModule):
+            yield Site(name, type(module).__name__, None, "", SCRIPTED)
         elif not isinstance(module, nn.RNNBase) and (reading := read_module(module)) is not None:
             inside |= {id(part) for part in module.modules()}
             yield Site(name, reading.known.spelling if reading.known else type(module).__name__, module, "", NOT_RUN)
@@ -104,7 +108,7 @@ def module_sites(model: nn.Module) -> list[Site]:
             inside |= {id(module)} if id(parent) in inside else set()
             continue
         if isinstance(module, torch.jit.ScriptModule):
-            sites.append(Site(name, type(module).__name__, module, "", "it is scripted; replace before scripting"))
+            sites.append(Site(name, type(module).__name__, module, "", SCRIPTED))
             inside |= {id(part) for part in module.modules()}
         elif not isinstance(parent, (Hull, ParametrizationList)) and (reading := read_module(module)) is not None:
             inside.add(id(module))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import types
@@ -14,12 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from hullo._compat import scripted_functions
 from hullo.gating import GatedHull
 from hullo.modules import Hull
 from hullo.recognition.known import Reading
 from hullo.recognition.probe import MAX_PARAMETERS, agrees, read_function, read_module
-from hullo.recognition.table import name_of, read_call, read_type
+from hullo.recognition.table import NAMES, name_of, read_call, read_type
 from hullo.surgery.source import Method, Position, activation_calls, method_of, own_functions
 
 _SAMPLE = 512  # numbers of an input that are compared with those of an output
@@ -28,6 +31,8 @@ _SKIPPED = frozenset(
     {__file__, *(f"{_FOLDER}{name}.py" for name in ("overrides", "_tensor", "_jit_internal", "nn/functional"))}
     | {f"{_FOLDER}nn/modules/{name}.py" for name in ("module", "activation")}
 )
+IN_SCRIPT = "scripted code calls it; write that in Python"
+SCRIPTED = "it is scripted; replace before scripting"
 _VARIADIC = 0x04 | 0x08  # flags of code with *args or **kwargs
 
 
@@ -89,6 +94,13 @@ class _Running:
     sample: Tensor | None = None
 
 
+class _ScriptedOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Call each operator from Python, where a TorchFunctionMode sees also those of scripted code."""
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return operator(*args, **(kwargs or {}))
+
+
 class Observer(TorchFunctionMode):
     """Record the calls of activations and of hulls while a model runs.
 
@@ -96,10 +108,18 @@ class Observer(TorchFunctionMode):
         model: the model.
         mode: the name of the mode it runs in.
         readings: which activation a module is, by its id; filled here.
+        scripted: whether to record the calls in scripted code, too; hulls do not support that.
     """
 
-    def __init__(self, model: nn.Module, mode: str, readings: dict[int, tuple[nn.Module, Reading | None]]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        mode: str,
+        readings: dict[int, tuple[nn.Module, Reading | None]],
+        scripted: bool = False,
+    ) -> None:
         super().__init__()
+        self._scripted = scripted and bool(scripted_functions())
         self.members = {id(module) for module in model.modules()}
         self.calls: list[Call] = []
         self.ran: set[int] = set()
@@ -112,17 +132,18 @@ class Observer(TorchFunctionMode):
         self._helper: tuple[types.FrameType, Reading | None] | None = None  # the last one that ran
 
     def __enter__(self) -> Observer:
-        self._hooks = [
-            register_module_forward_pre_hook(self._enter),
-            register_module_forward_hook(self._leave, always_call=True),
-        ]
+        with contextlib.ExitStack() as stack:
+            stack.callback(register_module_forward_pre_hook(self._enter).remove)
+            stack.callback(register_module_forward_hook(self._leave, always_call=True).remove)
+            if self._scripted:
+                stack.enter_context(_ScriptedOperators())  # type: ignore[no-untyped-call]
+            self._stack = stack.pop_all()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        for hook in self._hooks:
-            hook.remove()
+        self._stack.close()
         self._helper = None
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -134,7 +155,9 @@ class Observer(TorchFunctionMode):
             return
         x = args[0] if args else None
         if isinstance(module, (Hull, GatedHull)):
-            running.reading = Reading(None, reason="it is a hull")
+            running.reading = Reading(None, "it is a hull")
+        elif isinstance(module, torch.jit.ScriptModule):
+            running.reading = Reading(None, SCRIPTED)
         else:
             running.reading = read_type(module)
         if running.reading is not None:
@@ -186,6 +209,10 @@ class Observer(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if isinstance(function, torch._ops.OpOverload) and not self._inside:
+            name = function._schema.name.removeprefix("aten::").removesuffix("_")
+            if name in NAMES:
+                self._record(name, Reading(None, IN_SCRIPT), None, args[0], False)
         if self._inside or not name_of(function):
             return function(*args, **kwargs)
         x = args[0] if args else kwargs.get("input")
@@ -205,7 +232,6 @@ class Observer(TorchFunctionMode):
         self._inside += 1
         try:
             found = _locate(sys._getframe(2), self.members)
-            is_function = callee is None
             callee = callee if id(callee) in self.members else None  # one that the code makes is like a function
             if found is None and callee is None:
                 return  # a call outside of the model
@@ -214,14 +240,14 @@ class Observer(TorchFunctionMode):
             elif x is not None and x.layout != torch.strided:
                 reading = Reading(None, "its input is sparse")
             argument, helper = (0, ""), ""
-            if found is not None and found.below is not None and is_function:
+            if found is not None and found.below is not None and callee is None:
                 is_again = self._helper is not None and self._helper[0] is found.below
                 function, argument = _rebuild(found.below)
                 if not is_again:
                     self._helper = found.below, None if function is None else read_function(function)
                 whole = self._helper[1]  # type: ignore[index]
                 if whole is None or whole.known is None:
-                    helper = found.below.f_code.co_qualname
+                    helper = found.first.f_code.co_qualname
                 elif is_again:
                     return  # the same call of the helper
                 else:
@@ -259,6 +285,7 @@ class Observer(TorchFunctionMode):
 class _Found:
     owner: nn.Module
     frame: types.FrameType
+    first: types.FrameType  # the function that makes the call
     below: types.FrameType | None = None  # the function that the method calls, if the call is not in the method
 
 
@@ -272,8 +299,8 @@ def _locate(frame: types.FrameType | None, members: set[int]) -> _Found | None:
             owner = _owner(frame, members)
             if owner is not None:
                 if method_of(type(owner), first.f_code) is not None:
-                    return _Found(owner, first)
-                return _Found(owner, frame, below)
+                    return _Found(owner, first, first)
+                return _Found(owner, frame, first, below)
             below = frame
         frame = frame.f_back
     return None

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +26,7 @@ from hullo.modules import Hull
 from hullo.recognition.known import Reading
 from hullo.recognition.probe import DOUBLE
 from hullo.surgery.in_place import InPlace
-from hullo.surgery.observe import Call, Observer
+from hullo.surgery.observe import IN_SCRIPT, Call, Observer
 from hullo.surgery.sites import Site
 from hullo.surgery.state import Clones, Inputs, hook_inputs, restored, run, version_of
 
@@ -146,13 +148,14 @@ class Comparison:
             if backward:
                 inputs.append((name, x, version_of(x)))
 
-        observer = Observer(model, mode, self.readings) if self._observes and observe else None
+        observer = Observer(model, mode, self.readings, is_original) if self._observes and observe else None
         with contextlib.ExitStack() as stack:
             stack.enter_context(restored(model, self._clones))
             stack.enter_context(
                 torch.set_grad_enabled(backward or mode == "training" or self._evaluates_with_gradients)
             )
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            if "torch._dynamo" in sys.modules:  # otherwise nothing is compiled, and the import takes seconds
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
             hook_inputs(model, record)
             for module in model.modules() if backward else ():
                 module._backward_hooks.clear()
@@ -230,7 +233,8 @@ class Comparison:
             missing = [site for name, site in sites.items() if outcome.hulls[hulls[name]] < wanted[hulls[name]]]
             if missing:
                 raise NotProvenError(missing, "code of the model calls it by a reference that a hull does not replace")
-            before, after = len(self.expected[mode].calls), len(outcome.calls)
+            before = sum(call.reading.reason != IN_SCRIPT for call in self.expected[mode].calls)
+            after = len(outcome.calls)
             if before != after:
                 raise RuntimeError(f"in {mode} mode, {before} activations ran before and {after} afterwards")
         trained = {number for outcome in outcomes.values() for number in outcome.trained}
@@ -260,7 +264,8 @@ class Comparison:
             generator = torch.Generator().manual_seed(0)
             for parameter in model.parameters():
                 if parameter.is_floating_point() and not parameter.any():
-                    parameter.data.copy_(0.02 * torch.randn(parameter.shape, generator=generator))
+                    with torch.no_grad():
+                        parameter.copy_(0.02 * torch.randn(parameter.shape, generator=generator))
             try:
                 for hull in frozen:
                     hull.raw.requires_grad_(True)
@@ -270,23 +275,27 @@ class Comparison:
                 for hull in frozen:
                     hull.raw.requires_grad_(False)
             left = [hull for hull in left if id(hull) not in trained]
-            for mode in self.expected if left else ():
+            for mode, size in itertools.product(self.expected if left else (), (100, -100)):  # some units may be dead
                 plain = self._run(model, mode, observe=False, backward=False)
-                for hull in list(left):
-                    hook = hull.register_forward_hook(lambda module, inputs, y: y + torch.randn_like(y))
-                    try:
-                        if not self._is_same(model, mode, plain):
-                            left.remove(hull)
-                    finally:
-                        hook.remove()
+                left = [hull for hull in left if self._is_same(model, mode, plain, hull, size)]
         return set(map(id, left))
 
-    def _is_same(self, model: nn.Module, mode: str, plain: Outcome) -> bool:
-        """Return whether a model computes the same outputs and buffers as before; one that fails does not."""
+    def _is_same(
+        self, model: nn.Module, mode: str, plain: Outcome, hull: Hull | None = None, size: float = 0.0
+    ) -> bool:
+        """Return whether outputs and buffers are as before, with noise added to a hull; a model that fails differs."""
+
+        def add_noise(module: nn.Module, inputs: Any, y: Tensor) -> None:
+            y.data.add_(size * torch.randn_like(y).abs())  # also to an input that the hull overwrites
+
+        hook = None if hull is None else hull.register_forward_hook(add_noise)
         try:
             now = self._run(model, mode, observe=False, backward=False)
         except Exception:
             return False
+        finally:
+            if hook is not None:
+                hook.remove()
         return difference(now.outputs | now.buffers, plain.outputs | plain.buffers)[1] == 0
 
 
@@ -296,13 +305,15 @@ def _moved(hulls: Iterable[Any]) -> Iterator[None]:
     generator = torch.Generator().manual_seed(0)
     raw = {id(hull.raw): hull.raw for hull in hulls if not hull.raw.is_meta}
     before = {key: item.detach().clone() for key, item in raw.items()}
-    for item in raw.values():
-        item.data.add_(torch.randn(item.shape, generator=generator).to(item))
+    with torch.no_grad():
+        for item in raw.values():
+            item.add_(torch.randn(item.shape, generator=generator).to(item))
     try:
         yield
     finally:
-        for key, item in raw.items():
-            item.data.copy_(before[key])
+        with torch.no_grad():
+            for key, item in raw.items():
+                item.copy_(before[key])
 
 
 def _common(leaves: Leaves, others: Leaves) -> Leaves:
@@ -311,19 +322,20 @@ def _common(leaves: Leaves, others: Leaves) -> Leaves:
 
 def _perturb(model: nn.Module, noise: float) -> None:
     """Perturb weights by rounding, and outputs of hulls by as much as rounding and recognition may change them."""
+    generator = torch.Generator().manual_seed(0)
 
-    def perturb(item: Tensor, least: float = 0.0) -> None:
+    def factors(item: Tensor, least: float = 0.0) -> Tensor:
         signs = torch.randint(0, 2, item.shape, generator=generator).to(item.device, item.dtype) * 2 - 1
         coarse = _EPSILONS * torch.finfo(item.dtype).eps  # of a submodule with a coarser dtype than the rest
-        item.data.mul_(1 + max(noise, coarse, least) * signs)
+        return 1 + max(noise, coarse, least) * signs
 
-    generator = torch.Generator().manual_seed(0)
-    for parameter in model.parameters():
-        if parameter.is_floating_point():
-            perturb(parameter)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.is_floating_point():
+                parameter.mul_(factors(parameter))
     for module in model.modules():
         if isinstance(module, Hull):
-            module.register_forward_hook(lambda module, inputs, output: perturb(output, DOUBLE.relative))
+            module.register_forward_hook(lambda module, inputs, y: y * factors(y.detach(), DOUBLE.relative))
 
 
 def difference(actual: Leaves, expected: Leaves, common_scale: bool = False) -> tuple[str, float]:

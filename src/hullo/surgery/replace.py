@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -23,6 +23,18 @@ from hullo.surgery.state import Inputs, Structure
 from hullo.surgery.summary import keep, why_not_replaced
 
 _WRAPPERS = frozenset({"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"})
+_DDP_OPTIONS = (
+    "device_ids",
+    "output_device",
+    "dim",
+    "broadcast_buffers",
+    "process_group",
+    "find_unused_parameters",
+    "gradient_as_bucket_view",
+    "static_graph",
+)
+
+_INSIDE = {"DataParallel": "module", "DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}
 
 Selector = str | type[nn.Module] | Callable[[Site], bool]
 Where = Selector | Iterable[Selector] | None
@@ -108,7 +120,8 @@ def replace_activations(
         AffineHull(identity=0, tanh=0, gelu=1)
     """
     hulls = [name or "the model" for name in named_hulls("replace_activations", model)]
-    whole, model = model, _unwrap(model)
+    wrappers = list(_wrappers(model))
+    whole, model = model, wrappers[-1]
     _check_model(model)
     check_factory(hull)
     recipe = Recipe(hull, bases, init, groups, channel_dim, parametrization, share, inner_scale)
@@ -128,6 +141,10 @@ def replace_activations(
         structure.restore()
         raise
     expect_optimizer(model)
+    for wrapper in reversed(wrappers):
+        if type(wrapper).__name__ == "DistributedDataParallel":  # it reduces gradients of the parameters it began with
+            options = {name: getattr(wrapper, name) for name in _DDP_OPTIONS}
+            vars(wrapper).update(vars(type(wrapper)(wrapper.module, **options)))
     return whole
 
 
@@ -253,11 +270,11 @@ def _find_channels(site: Site, recipe: Recipe) -> Channels:
     return shape[dim] if recipe.groups == "channels" else recipe.groups, dim  # type: ignore[return-value]
 
 
-def _unwrap(model: nn.Module) -> nn.Module:
-    """Return the module inside nn.DataParallel and torch.compile."""
-    while isinstance(model, nn.DataParallel) or type(model).__name__ == "OptimizedModule":
-        model = model.module if isinstance(model, nn.DataParallel) else model._orig_mod  # type: ignore[assignment]
-    return model
+def _wrappers(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield a model, and the modules inside of nn.DataParallel, DistributedDataParallel and torch.compile."""
+    yield model
+    if inside := _INSIDE.get(type(model).__name__):
+        yield from _wrappers(getattr(model, inside))
 
 
 def _check_model(model: nn.Module) -> None:

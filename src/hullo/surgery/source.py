@@ -95,7 +95,7 @@ def parse(function: types.FunctionType) -> ast.FunctionDef:
         LookupError: the source code is unavailable.
     """
     try:
-        text = inspect.getsource(function)
+        text = inspect.getsource(function.__code__)  # of a decorator, not of what it wraps
         tree = ast.parse(f"if True:\n{text}" if text[:1].isspace() else text)
     except (OSError, TypeError, SyntaxError, ValueError) as error:
         raise LookupError("its source code is unavailable") from error
@@ -162,6 +162,9 @@ def loops_around(function: types.FunctionType, node: ast.AST) -> list[Position]:
 
 def activation_calls(function: types.FunctionType) -> list[tuple[str, Position, str]]:
     """Return the calls of activation functions in the source of a function: names, positions and places."""
+    used = {name.removesuffix("_") for code in codes(function.__code__) for name in names_in(code)}
+    if used.isdisjoint(NAMES):
+        return []
     try:
         tree = parse(function)
     except LookupError:

@@ -21,6 +21,7 @@ Inputs = Tensor | tuple[Any, ...] | Mapping[str, Any] | Callable[[nn.Module], An
 
 _CONTAINERS = (dict, OrderedDict, defaultdict, Counter, list, deque, set)
 _OPAQUE = (nn.Module, type, types.ModuleType, types.FunctionType, types.MethodType, torch.device, torch.dtype)
+_ATOMS = frozenset({bool, int, float, str, bytes, type(None)})
 _UNCOPIED = (type(threading.Lock()), type(threading.RLock()), types.ModuleType)
 
 
@@ -28,7 +29,8 @@ class Structure:
     """Snapshot of the class, the attributes and the children of every module of a model, without copies of tensors."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._modules = [(item, type(item), dict(vars(item)), dict(item._modules)) for item in model.modules()]
+        own = (item for item in model.modules() if not isinstance(item, torch.jit.ScriptModule))
+        self._modules = [(item, type(item), dict(vars(item)), dict(item._modules)) for item in own]
 
     def restore(self) -> None:
         """Undo all changes since the snapshot."""
@@ -106,7 +108,7 @@ def _contents(model: nn.Module) -> list[Any]:
 
 def _collect(value: Any, contents: dict[int, Any]) -> None:
     """Collect containers, tensors and generators, also from the attributes of plain objects."""
-    if id(value) in contents or isinstance(value, _OPAQUE):
+    if type(value) in _ATOMS or id(value) in contents or isinstance(value, _OPAQUE):
         return
     if isinstance(value, (Tensor, torch.Generator)):
         contents[id(value)] = value

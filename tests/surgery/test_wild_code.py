@@ -1,0 +1,244 @@
+"""Test code as people write it: wrapped, scripted, compiled, decorated, in plain containers. It is right, or listed."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import hullo
+
+X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+
+
+class Base(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+
+@torch.jit.script
+def scripted(x: Tensor) -> Tensor:
+    return torch.relu(x) + 0.1
+
+
+class CallsScript(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.b(scripted(self.a(x))))
+
+
+class HoldsScript(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.b(self.part(x)))
+
+
+class WithoutGradients(Base):
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.b(F.gelu(self.a(x))))
+
+
+class InferenceMode(Base):
+    @torch.inference_mode()
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.a(x))
+
+
+class CompiledMethod(Base):
+    @torch.compile(backend="eager")  # type: ignore[misc]
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.a(x))
+
+
+class Part(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + F.silu(self.a(x))
+
+
+class CompiledPart(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = torch.compile(Part(), backend="eager")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.a(self.part(x)))
+
+
+class PlainList(Base):
+    """Its parts are no children, so that their code is not that of the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = [Part(), Part()]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.a(sum(part(x) for part in self.parts)))  # type: ignore[arg-type]
+
+
+class Solver(Base):
+    """Called by code outside of the model."""
+
+    def forward(self, t: float, y: Tensor) -> Tensor:
+        return self.b(torch.tanh(self.a(y))) * t
+
+
+def euler(field: nn.Module) -> Tensor:
+    y = X
+    for step in range(1, 4):
+        y = y + field(1 / step, y)
+    return y
+
+
+class Pair(tuple):  # type: ignore[type-arg]
+    pass
+
+
+class TupleSubclass(Base):
+    def forward(self, x: Tensor) -> Pair:
+        return Pair((F.relu(self.a(x)), torch.tanh(x)))
+
+
+class Stacked(Base):
+    """A recurrence over two layers, in one expression."""
+
+    steps = 3
+
+    def forward(self, x: Tensor) -> Tensor:
+        states = [torch.zeros_like(x), torch.zeros_like(x)]
+        for _ in range(self.steps):
+            y = x
+            for n, layer in enumerate((self.a, self.b)):
+                states[n] = y = torch.tanh(layer(y) + states[n])
+        return y
+
+
+class TwoLoops(Base):
+    """One loop in a method that runs over different layers."""
+
+    def run(self, layers: tuple[nn.Module, ...], x: Tensor) -> Tensor:
+        for layer in layers:
+            x = F.relu(layer(x))
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run((self.b, self.a), self.run((self.a, self.b), x))
+
+
+class Reentrant(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([Part(), Part()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self.parts:
+            x = checkpoint(part, x, use_reentrant=True)
+        return x
+
+
+class ZeroStart(Base):
+    """A residual branch that starts as zero: its activation has no effect yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.zeros_(self.b.weight)
+        nn.init.zeros_(self.b.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.b(F.relu(self.a(x)))
+
+
+class Unused(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        F.silu(self.b(x))
+        return torch.tanh(self.a(x))
+
+
+class Table(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.acts = {
+            "relu": nn.ReLU(),
+            "tanh": torch.tanh,
+            "leaky": functools.partial(F.leaky_relu, negative_slope=0.2),
+        }
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.acts["leaky"](self.acts["tanh"](self.acts["relu"](self.a(x))))  # type: ignore[no-any-return, operator]
+
+
+# The model, its inputs, the hulls, and words of the reason for what is left.
+CASES: dict[type[nn.Module], tuple[Any, list[str], str]] = {
+    CallsScript: (X, ["tanh_1"], "scripted code calls it"),
+    HoldsScript: (X, ["tanh_1"], "it is scripted"),
+    WithoutGradients: (X, ["gelu_1", "tanh_1"], ""),
+    InferenceMode: (X, ["relu_1"], ""),
+    CompiledMethod: (X, ["relu_1"], ""),
+    CompiledPart: (X, ["part._orig_mod.silu_1", "tanh_1"], ""),
+    PlainList: (X, ["tanh_1"], "Part.forward calls it, which is not a method of a module"),
+    Solver: (euler, ["tanh_1"], ""),
+    TupleSubclass: (X, ["relu_1", "tanh_1"], ""),
+    Stacked: (X, ["tanh_1.0", "tanh_1.1"], ""),
+    TwoLoops: (X, ["relu_1"], ""),
+    Reentrant: (X.clone().requires_grad_(), ["parts.0.silu_1", "parts.1.silu_1"], ""),
+    ZeroStart: (X, ["relu_1"], ""),
+    Unused: (X, ["tanh_1"], "the outputs of the model do not depend on it"),
+    Table: (X, ["leaky_relu_1", "relu_1", "tanh_1"], ""),
+}
+
+
+def outputs(model: nn.Module, inputs: Any, training: bool) -> Tensor:
+    made = inputs(model) if inputs is euler else model.train(training)(inputs)
+    return torch.cat([item.detach().clone() for item in (made if isinstance(made, tuple) else (made,))])
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore:.*torch.compile:UserWarning")
+@pytest.mark.parametrize("make", CASES)
+def test_wild_code_is_right_or_listed(make: Callable[[], nn.Module]) -> None:
+    inputs, names, reason = CASES[make]  # type: ignore[index]
+    torch.manual_seed(0)
+    model = make()
+    before = {mode: outputs(model, inputs, mode) for mode in (True, False)}
+    weights = copy.deepcopy(model.state_dict())
+    hullo.replace_activations(model, example_inputs=inputs)
+    summary = hullo.summary(model)
+    assert sorted(summary.hulls) == names
+    assert all(reason in site.reason for site in summary.not_replaced)
+    assert bool(summary.not_replaced) == bool(reason)
+    for mode, expected in before.items():
+        torch.testing.assert_close(outputs(model, inputs, mode), expected, rtol=1e-5, atol=1e-6)
+    state = model.state_dict()
+    for name, item in weights.items():  # also where they were perturbed for the proof
+        assert torch.equal(state[name], item)
+    for name, hull in summary.hulls.items() if make is not ZeroStart else ():
+        start = hull.raw.detach().clone()
+        hull.raw.data.add_(torch.tensor([0.5, -0.5, 0.5]))
+        assert not torch.equal(outputs(model, inputs, False), before[False]), name
+        hull.raw.data.copy_(start)
+
+
+def test_loops_over_layers_and_steps_take_any_number_of_steps() -> None:
+    model = hullo.replace_activations(Stacked(), example_inputs=X)
+    model.steps = 7
+    plain = Stacked()
+    plain.steps = 7
+    plain.load_state_dict(model.state_dict(), strict=False)
+    torch.testing.assert_close(model(X), plain(X))
+
+
+def test_loop_that_does_not_decide_is_restored() -> None:
+    model = hullo.replace_activations(TwoLoops(), example_inputs=X)
+    model.relu_1.coefficients = [0.2, 0.5, 0.3]
+    restored = hullo.restore(TwoLoops(), model.state_dict(), example_inputs=X)
+    restored.load_state_dict(model.state_dict())
+    torch.testing.assert_close(restored(X), model(X))
