@@ -1,18 +1,15 @@
 """Compare hulls on a CPU, which hullo computes in blocks, with plain PyTorch, torch.compile and fixed activations.
 
-    python benchmarks/cpu_routes.py > benchmarks/results/cpu_routes.txt
+    python benchmarks/cpu_routes.py [--csv rows.csv]
 
-All run in turn in one process; a cell is the shortest time of all rounds over the shortest of nn.GELU, for the forward
-pass without gradients / for forward and backward. The rows mlp and cnn are whole training steps of small
-networks, as multiples of the step with nn.GELU.
+All run in turn in one process; a row has the time of a route over that of nn.GELU, for the forward pass without
+gradients and for forward and backward. The rows mlp and cnn are whole training steps of small networks.
 """
 
 from __future__ import annotations
 
-import argparse
-import functools
-import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch._dynamo
@@ -20,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hullo
-from hullo.lab.bench.clocks import Clock
-from hullo.lab.spec.environment import environment
+from hullo.lab.bench.clocks import Step
+from hullo.lab.bench.harness import Harness, ratios
 
 SETS = ("identity,relu,tanh", "identity,tanh,silu", "identity,relu,tanh,gelu,silu,elu")
 
@@ -42,7 +39,7 @@ class Plain(nn.Module):
         return sum((c[i] * base.function(x) for i, base in enumerate(self.hull.bases)), torch.zeros(()))
 
 
-def compiled_by_torch(bases: str) -> nn.Module:
+def compiled(bases: str) -> nn.Module:
     module = hull(bases)
     module.compile()
     return module
@@ -54,34 +51,19 @@ ROUTES: dict[str, Callable[[str], nn.Module]] = {
     "Tanh": lambda bases: nn.Tanh(),
     "hullo": hull,
     "plain": Plain,
-    "torch.compile": compiled_by_torch,
+    "torch.compile": compiled,
 }
 
 
-def run_pass(module: nn.Module, x: Tensor, gradient: Tensor, backward: bool) -> None:
-    if backward:
-        module(x).backward(gradient)
-        x.grad = None
-        module.zero_grad()
-    else:
-        with torch.no_grad():
-            module(x)
+@torch.no_grad()
+def forward(module: nn.Module, x: Tensor) -> None:
+    module(x)
 
 
-def timed(call: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
-
-
-def ratios(calls: dict[str, Callable[[], None]], rounds: int, repeats: int) -> dict[str, float]:
-    """Return the shortest time of each call over that of GELU; other work on the machine makes all but these longer."""
-    best = dict.fromkeys(calls, float("inf"))
-    for index in range(rounds + 2):
-        for name, call in calls.items():
-            seconds = min(timed(call) for _ in range(repeats))
-            best[name] = min(best[name], seconds) if index > 1 else best[name]
-    return {name: seconds / best["GELU"] for name, seconds in best.items()}
+def both(module: nn.Module, x: Tensor, gradient: Tensor) -> None:
+    module(x).backward(gradient)
+    x.grad = None
+    module.zero_grad()
 
 
 def mlp(act: Callable[[], nn.Module]) -> tuple[nn.Module, Tensor]:
@@ -94,55 +76,41 @@ def cnn(act: Callable[[], nn.Module]) -> tuple[nn.Module, Tensor]:
     return nn.Sequential(*layers, nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4096, 10)), torch.randn(32, 3, 32, 32)
 
 
-def step(network: nn.Module, x: Tensor, labels: Tensor, optimizer: torch.optim.Optimizer) -> None:
-    optimizer.zero_grad()
-    F.cross_entropy(network(x), labels).backward()
-    optimizer.step()
+def training_step(network: nn.Module, x: Tensor) -> Step:
+    labels = torch.randint(10, (len(x),))
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(network(x), labels).backward()
+        optimizer.step()
+
+    return step
 
 
-def training(make: Callable[..., tuple[nn.Module, Tensor]], bases: str, rounds: int) -> dict[str, float]:
-    calls = {}
-    for route, build in ROUTES.items():
-        network, x = make(functools.partial(build, bases))
-        labels = torch.randint(10, (len(x),))
-        optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
-        calls[route] = functools.partial(step, network, x, labels, optimizer)
-    return ratios(calls, rounds, 3)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--sizes", default="14,16,18,20,22,24")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    torch.manual_seed(0)
+def main(arguments: list[str] | None = None) -> None:
+    harness = Harness(__doc__)
+    harness.parser.add_argument("--threads", type=int, default=1)
+    harness.parser.add_argument("--sizes", default="14,16,18,20,22,24", help="powers of two")
+    harness.parser.add_argument("--routes", nargs="+", default=list(ROUTES), choices=ROUTES, help="GELU among them")
+    options = harness.start([*(arguments or []), "--device", "cpu"])
+    torch.set_num_threads(options.threads)
     torch._dynamo.config.recompile_limit = 64
-    print(environment(Clock(torch.device("cpu")).device_name), f"{given.threads} thread")
-    print(f"{'':44}" + "".join(f"{name:>16}" for name in ROUTES))
+    routes = {name: ROUTES[name] for name in options.routes}
     for bases in SETS:
-        modules = {name: build(bases) for name, build in ROUTES.items()}
-        for power in map(int, given.sizes.split(",")):
+        modules = {name: build(bases) for name, build in routes.items()}
+        for power in map(int, options.sizes.split(",")):
             x, gradient = torch.randn(2**power, requires_grad=True), torch.randn(2**power)
-            repeats = max(1, min(20, 2 ** (20 - power)))
-            both = [
-                ratios(
-                    {
-                        name: functools.partial(run_pass, module, x, gradient, backward)
-                        for name, module in modules.items()
-                    },
-                    given.rounds,
-                    repeats,
-                )
-                for backward in (False, True)
-            ]
-            cells = [f"{both[0][name]:.2f} / {both[1][name]:.2f}" for name in ROUTES]
-            print(f"{bases:36}{f'2^{power}':>8}" + "".join(f"{cell:>16}" for cell in cells), flush=True)
+            calls = max(1, min(20, 2 ** (20 - power)))
+            forwards = {name: partial(forward, module, x) for name, module in modules.items()}
+            boths = {name: partial(both, module, x, gradient) for name, module in modules.items()}
+            passes = [ratios(harness.compare(steps, calls=calls), "GELU") for steps in (forwards, boths)]
+            for name in routes:
+                harness.add(bases=bases, case=f"2^{power}", route=name, forward=passes[0][name], both=passes[1][name])
         for make in (mlp, cnn):
-            row = training(make, bases, given.rounds)
-            cells = [f"{row[name]:.2f}" for name in ROUTES]
-            print(f"{bases:36}{make.__name__:>8}" + "".join(f"{cell:>16}" for cell in cells), flush=True)
+            steps = {name: training_step(*make(partial(build, bases))) for name, build in routes.items()}
+            for name, ratio in ratios(harness.compare(steps), "GELU").items():
+                harness.add(bases=bases, case=make.__name__, route=name, forward="", both=ratio)
 
 
 if __name__ == "__main__":
