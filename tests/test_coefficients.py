@@ -146,6 +146,13 @@ class TestProjection:
         assert bool((multiplier[zero] >= -1e-12).all())
         assert bool(((multiplier * g).abs()[zero] < 1e-12).all())
 
+    def test_rounding_does_not_move_a_coefficient_off_its_face(self) -> None:
+        raw, gradient = torch.tensor([0.0, 0.5138302, 0.4861697]), torch.tensor([1.0, 0.0, 0.0])
+        assert 0 < get_parametrization("projection").transform(raw)[0] < 1e-7  # a rounding error
+        restrict = get_parametrization("projection").restrict
+        assert restrict is not None
+        assert restrict(raw, gradient).tolist() == [0.0, 0.0, 0.0]
+
     @given(small)
     def test_gradient_inside_the_simplex_matches_the_formula(self, numbers: list[float]) -> None:
         inside = torch.tensor(numbers, dtype=torch.float64).softmax(-1)
@@ -242,6 +249,10 @@ class TestSets:
         assert check(torch.tensor([0.5, 0.6])) == (False, "coefficients must sum to one, these sum to 1.1")
         for number in (torch.nan, torch.inf):
             assert check(torch.tensor([0.5, number])) == (False, "coefficients must be finite numbers")
+
+    def test_sums_are_as_exact_as_the_largest_coefficient(self) -> None:
+        assert hullo.coefficients.Hyperplane().check(torch.tensor([300000.3, -299999.3])) == (True, "")  # float32
+        assert not hullo.coefficients.Hyperplane().check(torch.tensor([300010.3, -299999.3]))[0]
 
     def test_one_invalid_row_is_an_error(self) -> None:
         rows = torch.tensor([[0.5, 0.5], [1.0, 0.0], [0.0, 0.9]])

@@ -291,6 +291,14 @@ def test_function_with_a_pole_is_not_certain(text: str, pole: float) -> None:
     assert hullo.is_monotone([1.0, 0.5], ["tanh", "rational"]) is not True
 
 
+@pytest.mark.parametrize(("slope", "expected"), [(1.44, True), (1.439, None), (1.438, False)])
+def test_waves_of_several_frequencies_have_no_certain_bounds(slope: float, expected: bool | None) -> None:
+    """The slopes of 0.2 sin(2x) + 0.3 sin(sqrt(12) x) come close to -1.4392, and samples reach -1.4388."""
+    function = [slope, 0.2, 0.3], ["identity", "sin(2)", f"sin({math.sqrt(12)})"]
+    assert hullo.slope_bounds(*function) is None
+    assert hullo.is_monotone(*function) is expected
+
+
 @pytest.mark.parametrize("text", ["sin(w * x)", "sin(x * w)", "sin(x / (1 / w))", "sin(-w * x)", "sin(2 * x + x)"])
 def test_waves_are_certain_however_they_are_written(text: str) -> None:
     item = hullo.add_base("wave", text, parameters={"w": 3.0})

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hullo._compat import real_tensors
 from hullo.bases import Base, real_line, resolve
-from hullo.bases.slope_extremes import extremes, largest_slope
+from hullo.bases.slope_extremes import extremes, largest_slope, least_slope
 from hullo.modules import Hull
 from hullo.recognition.find_base import same_as
 
@@ -32,7 +32,7 @@ def slope_bounds(
     The larger of their magnitudes is the Lipschitz constant. Both are certain, to 1e-7 of the largest slope that the
     coefficients and the slopes of the bases allow; for a base with unbounded slope, its slope at ±1 counts. They are
     unknown if a base without a formula, a Python function of :func:`hullo.add_base`, has a nonzero coefficient, since
-    samples cannot bound its slope, if a formula may jump or its slope grows as slowly as a logarithm, and for some
+    samples cannot bound its slope, if a formula may jump or its slope grows as slowly as a logarithm, and for
     combinations of waves of several frequencies.
 
     >>> import hullo
@@ -147,6 +147,8 @@ def _slope_bounds(coefficients: list[float], resolved: tuple[Base, ...]) -> tupl
 def _is_monotone(coefficients: list[float], resolved: tuple[Base, ...]) -> bool | None:
     floor = -_TOLERANCE * min(1.0, max(map(abs, coefficients)))
     bounds = extremes(coefficients, resolved)
+    if bounds is None and least_slope(coefficients, resolved) >= floor:
+        return True
     if bounds is None:
         x = real_line()
         slopes = [c * item.derivative(x) for c, item in zip(coefficients, resolved, strict=True)]

@@ -81,11 +81,9 @@ class _Enclosure:
 
 def extremes(coefficients: Sequence[float], bases: Sequence[Base]) -> tuple[float, float] | None:
     """Return the infimum and the supremum of the slope, to `ACCURACY`; None if they are not known with certainty."""
-    used = [(c, item) for c, item in zip(coefficients, bases, strict=True) if c != 0]
-    if not all(item.formula and item.is_certain and item.is_continuous for _, item in used):
-        return None
+    used = _used(coefficients, bases)
     if not used:
-        return 0.0, 0.0
+        return None if used is None else (0.0, 0.0)
     resolved = tuple(item for _, item in used)
     unit = 2.0 ** (math.frexp(max(abs(c) for c, _ in used))[1] - 1)  # avoids overflow
     scaled = [c / unit for c, _ in used]
@@ -95,6 +93,8 @@ def extremes(coefficients: Sequence[float], bases: Sequence[Base]) -> tuple[floa
     weights = torch.tensor(scaled, dtype=torch.float64)
     kinks = tuple(sorted({kink for item in resolved for kink in item.kinks}))
     waves = tuple(sorted({frequency for item in resolved for frequency in _frequencies(item)}))
+    if len(waves) > 1:  # their sum comes close to extremes that it may never reach
+        return None
     cells, enclosures, num_cells = _first_cells(kinks), [_first_enclosure(item, kinks, waves) for item in resolved], 0
     least = [min([math.inf, *(sign * side for side in sides)]) for sign in (1, -1)]  # of the slope, and of its negative
     while True:
@@ -112,6 +112,19 @@ def extremes(coefficients: Sequence[float], bases: Sequence[Base]) -> tuple[floa
         if num_cells > _MAX_CELLS or not bool(((cells.low < cells.middle) & (cells.middle < cells.high)).all()):
             return None
         enclosures = [_enclose(item, cells, waves) for item in resolved]
+
+
+def least_slope(coefficients: Sequence[float], bases: Sequence[Base]) -> float:
+    """Return a lower bound of the slope from the bounds of the bases; -inf if they are not certain."""
+    used = _used(coefficients, bases)
+    return -math.inf if used is None else sum(min(c * bound for bound in item.slope_bounds) for c, item in used)
+
+
+def _used(coefficients: Sequence[float], bases: Sequence[Base]) -> list[tuple[float, Base]] | None:
+    """Return the coefficients that are not zero, and their bases; None if slopes of one are not known with certainty."""
+    used = [(c, item) for c, item in zip(coefficients, bases, strict=True) if c != 0]
+    is_known = all(item.formula and item.is_certain and item.is_continuous for _, item in used)
+    return used if is_known else None
 
 
 def largest_slope(coefficients: Sequence[float], bases: Sequence[Base]) -> float:
