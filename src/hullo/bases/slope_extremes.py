@@ -121,7 +121,7 @@ def least_slope(coefficients: Sequence[float], bases: Sequence[Base]) -> float:
 
 
 def _used(coefficients: Sequence[float], bases: Sequence[Base]) -> list[tuple[float, Base]] | None:
-    """Return the coefficients that are not zero, and their bases; None if slopes of one are not known with certainty."""
+    """Return the coefficients that are not zero, and their bases; None if one of them has no certain slopes."""
     used = [(c, item) for c, item in zip(coefficients, bases, strict=True) if c != 0]
     is_known = all(item.formula and item.is_certain and item.is_continuous for _, item in used)
     return used if is_known else None
