@@ -103,6 +103,6 @@ def make_plan(
             if needed <= seconds:
                 return Plan(number, grid, members)
     raise ValueError(
-        f"{seconds / 60:.3g} minutes are too few to train {candidates} candidates for {epochs or 1} epochs: give about "
-        f"{math.ceil(needed / 60)} minutes, fewer candidates or epochs, or less data"
+        f"the time is too short to train {candidates} candidates for {epochs or 1} epochs: give about "
+        f"{math.ceil((needed - seconds) / 60)} more minutes, fewer candidates or epochs, or less data"
     )

@@ -71,19 +71,19 @@ class Candidate:
 
 
 def prepare(
-    factory: Callable[[], nn.Module], given: Sequence[Any] | Mapping[str, Any], example: Tensor | None
+    make: Callable[[int], nn.Module], given: Sequence[Any] | Mapping[str, Any], example: Tensor | None
 ) -> tuple[list[Candidate], list[str]]:
     """Return the candidates, the network as it is first, and notes on those that are left out.
 
     Candidates that cannot be applied, and fixed ones that the network has already, are left out.
 
     Args:
-        factory: builds the user's network.
+        make: builds the user's network from a seed.
         given: names and spellings of activations, and functions of a :class:`hullo.surgery.Site` that return a hull; in
             a mapping, by name.
         example: some inputs.
     """
-    original = Candidate(ORIGINAL, AS_IT_IS, _seeded(factory, example))
+    original = Candidate(ORIGINAL, AS_IT_IS, make)
     network = original.build(0, example)
     if not any(parameter.requires_grad for parameter in network.parameters()):
         raise ValueError("the network has no parameters to train")
@@ -109,11 +109,12 @@ def prepare(
         else:
             found.setdefault(candidate.name, candidate)
     if len(found) == 1:
-        raise ValueError(f"no candidate is left to compare with the network as it is: {'; '.join(notes)}")
+        reasons = dict.fromkeys(note.partition(" is left out: ")[2] for note in notes)
+        raise ValueError(f"no candidate is left to compare with the network as it is: {'; '.join(reasons)}")
     return _group(list(found.values()), example, notes), notes
 
 
-def _seeded(factory: Callable[[], nn.Module], example: Tensor | None) -> Callable[[int], nn.Module]:
+def seeded(factory: Callable[[], nn.Module], example: Tensor | None) -> Callable[[int], nn.Module]:
     """Return a function that builds the user's network from a seed, without a change of the global random state."""
     if isinstance(factory, nn.Module) or not callable(factory):
         raise TypeError(

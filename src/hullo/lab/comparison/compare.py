@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from hullo.lab.comparison.budget import Clock
-from hullo.lab.comparison.candidates import DEFAULT, prepare
+from hullo.lab.comparison.candidates import DEFAULT, prepare, seeded
 from hullo.lab.comparison.data import Data, read_data
 from hullo.lab.comparison.engine import CPU_MEMBERS, GPU_MEMBERS, Engine
 from hullo.lab.comparison.procedure import Procedure
 from hullo.lab.comparison.result import Result
 from hullo.lab.comparison.store import Store
-from hullo.lab.comparison.task import Loss, make_task
+from hullo.lab.comparison.task import Loss, Task, make_task
 from hullo.lab.comparison.trial import OPTIMIZERS, Setup, Step
 from hullo.lab.files import checksum
 from hullo.lab.progress import PipeConsole, Progress
@@ -118,7 +118,9 @@ def compare(
             raise ValueError("batches are not pairs of inputs and targets; give a step of your own")
         options: dict[str, Any] = {"higher_is_better": higher_is_better, "scale": data.scale, "target": data.target}
         task = make_task(targets, loss, "loss" if step else metric, **options)
-        found, notes = prepare(network, candidates, inputs)
+        make = seeded(network, inputs)
+        fingerprint = _check(make(0), task, inputs, targets)
+        found, notes = prepare(make, candidates, inputs)
         rates, chosen = _read_rates(lr, optimizer), choose_device(device)
         setup = Setup(
             {item.name: item for item in found},
@@ -132,7 +134,7 @@ def compare(
             precision,
         )
         names = (_spell_name(getattr(network, "__name__", type(network).__name__)), data.name)
-        described = (*names, data.fingerprint(), _fingerprint(found[0].make(0), inputs), *setup.candidates)
+        described = (*names, data.fingerprint(), fingerprint, *setup.candidates)
         trained = (getattr(loss, "__name__", loss), epochs, rates, batch_size, optimizer, weight_decay, precision)
         digest = hashlib.sha256(repr((*described, task.metric.name, *trained)).encode()).hexdigest()[:8]
         store = Store(Path(output) / f"{names[0]}-{names[1]}-{digest}", task.metric.sign)
@@ -146,14 +148,15 @@ def compare(
         return Procedure(engine, rates, epochs, seeds, worth, data.split, notes).run()
 
 
-def _fingerprint(network: nn.Module, example: Tensor | None) -> str:
-    """Return a checksum of a network's initial weights, and of what it computes for example inputs."""
+def _check(network: nn.Module, task: Task, inputs: Tensor | None, targets: Tensor | None) -> str:
+    """Run a network once; return a checksum of its initial weights and of what it computes."""
     weights = {name: value.contiguous() for name, value in network.state_dict().items() if isinstance(value, Tensor)}
-    if example is None:
+    if inputs is None or targets is None:
         return checksum(weights)
     with torch.no_grad():
-        output = network.eval()(example)
-    return checksum(weights, f"{output.double().abs().sum().item():.4g}" if isinstance(output, Tensor) else "")
+        outputs = network.eval()(inputs)
+    task.check(outputs, targets[: len(inputs)].cpu())
+    return checksum(weights, f"{outputs.double().abs().sum().item():.4g}")
 
 
 def _read_rates(lr: float | Sequence[float] | None, optimizer: str) -> tuple[float, ...]:

@@ -120,7 +120,7 @@ def _split(pair: Pair, share: float, what: str) -> tuple[Pair, Pair]:
     """Split off a share of the samples: of each class in proportion where targets are classes."""
     x, y = pair
     if len(y) < MIN_SAMPLES:
-        raise ValueError(f"train has {len(y)} samples, too few to split off a part of them; give {what}")
+        raise ValueError(f"train has {len(y)} samples, too few to split off a part of them; give more, or {what}")
     is_classes = y.dim() == 1 and not y.is_floating_point()
     labels = (
         torch.unique(y, return_inverse=True)[1]

@@ -58,6 +58,8 @@ def open_files(
     """
     path = Path(path)
     if path.suffix.lower() == ".csv":
+        if image_size is not None:
+            raise ValueError(f"--image-size {image_size} is only for folders of images; got {path}")
         return read_csv(path, target, regress=regress)
     if target is not None:
         raise ValueError(f"--target {target} is only for CSV files; got {path}")

@@ -134,6 +134,20 @@ class Task:
     loss: Loss
     metric: Metric
 
+    def check(self, outputs: Any, targets: Tensor) -> None:
+        """Raise a ValueError if outputs of a network are no tensor, or do not fit the targets."""
+        if not isinstance(outputs, Tensor):
+            raise ValueError(
+                f"the network returned {type(outputs).__name__}; return a tensor, or give a step of your own"
+            )
+        try:
+            losses = self.losses(outputs, targets)
+            if self.metric.examples is not None:
+                self.metric.examples(outputs, targets, losses)
+        except (RuntimeError, IndexError) as error:
+            shapes = f"outputs of shape {tuple(outputs.shape)} do not fit targets of shape {tuple(targets.shape)}"
+            raise ValueError(f"{shapes}: {' '.join(str(error).split())}") from error
+
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of each sample, (B); of several numbers of a sample, their mean."""
         losses = self.loss(outputs, targets)
@@ -180,6 +194,9 @@ def make_task(
         raise ValueError(f"unknown metric {metric!r}; available: {', '.join(METRICS)}, or a function")
     if not isinstance(metric, str) and not callable(metric):
         raise TypeError(f"metric={metric!r}: give one of {', '.join(METRICS)}, or a function of outputs and targets")
+    is_numbers = targets is not None and targets.is_floating_point() and targets[0].numel() == 1
+    if is_numbers and (loss == "cross_entropy" or (metric == ACCURACY and loss != "bce")):
+        raise ValueError("cross_entropy and accuracy need classes, as whole numbers; these targets are other numbers")
     function = LOSSES[loss] if isinstance(loss, str) else loss
     if isinstance(metric, str):
         return Task(function, _metrics(scale, target)[metric])

@@ -106,12 +106,7 @@ class Trial(Loop):
         return losses[:, None], losses
 
     def _apply(self, inputs: Any, targets: Tensor, *, in_dims: int | None) -> tuple[Tensor, Tensor]:
-        outputs = self._forward(inputs, in_dims=in_dims)
-        if not isinstance(outputs, Tensor):
-            raise ValueError(
-                f"the network returned {type(outputs).__name__}; return a tensor, or give a step of your own"
-            )
-        outputs = outputs.float() if outputs.is_floating_point() else outputs
+        outputs = self._forward(inputs, in_dims=in_dims).float()
         aimed = targets.expand(len(self.arms), *targets.shape) if in_dims is None else targets
         losses = self.task.losses(outputs.flatten(0, 1), aimed.flatten(0, 1))
         return losses.view(len(self.arms), -1), outputs
