@@ -85,11 +85,19 @@ def test_a_killed_comparison_resumes_and_ends_as_one_that_was_not(folder: Path) 
 def test_records_feed_tables_and_the_page_opens_with_the_finding(folder: Path) -> None:
     printed = run(*arguments(folder), "--quiet")
     finding = printed.splitlines()[-1]
+    assert max(map(len, printed.splitlines()[3:-1])) <= 80
     table = run("table", str(folder / "runs"))
     assert "rmse" in table
-    assert "tanh" in table
+    rows = [line for line in table.splitlines() if line.strip().startswith(("as it is", "tanh"))]
+    assert len(rows) == 2
+    assert not any("best" in line for line in rows)  # which only the finding can say
     run("report", str(folder / "runs"), "--output", str(folder / "page.html"))
-    assert gather([folder / "runs"])["finding"] == finding
+    page = gather([folder / "runs"])
+    assert page["finding"] == finding
+    (column,) = page["columns"]
+    assert page["rows"] == sorted(row["name"] for row in column["rows"]) == ["as it is", "tanh"]
+    assert {run["spec"]["activation"] for run in column["runs"]} == {"as it is", "tanh"}
+    assert column["compared"]
 
 
 def test_a_folder_that_is_no_data_is_named(folder: Path) -> None:

@@ -101,6 +101,11 @@ class Experiment:
         """Return the accuracy of a run after each epoch, up to the last epoch in use."""
         return (record.test_scores if self.split == "test" else record.val_scores)[: self.epoch]
 
+    @property
+    def is_compared(self) -> bool:
+        """Return whether these are runs of `hullo compare`, whose finding says what is better, and not their means."""
+        return self.setting.conditions.get("lr") == "tuned"
+
     @cached_property
     def cells(self) -> dict[str, Cell]:
         """Return a cell per activation."""
@@ -117,6 +122,8 @@ class Experiment:
         }
         better = min if self.records[0].lower_is_better else max
         top = better((cell.accuracy.mean for cell in cells.values() if not cell.is_lost), default=None)
+        if self.is_compared:
+            return cells
         return {row: replace(c, best=c.accuracy.mean == top and not c.is_lost) for row, c in cells.items()}
 
     def difference(self, row: str, other: str) -> Interval | None:

@@ -103,6 +103,15 @@ def setting_label(name: str, value: object) -> str:
             return f"{name.replace('_', ' ')} {text}"
 
 
+def activation_label(row: str) -> str:
+    """Return an activation for people: a network that keeps its activations is as it is.
+
+    >>> activation_label("own"), activation_label("own:my_hull"), activation_label("relu")
+    ('as it is', 'my_hull', 'relu')
+    """
+    return "as it is" if row == "own" else row.removeprefix("own:")
+
+
 def layer_names(network: str, count: int, modules: Sequence[str] = ()) -> list[str]:
     """Return names for the layers of the activations of a network, from the input to the output.
 

@@ -12,7 +12,7 @@ from typing import Any
 import hullo
 from hullo.lab.analysis.distance import under
 from hullo.lab.analysis.experiments import REFERENCE, Cell, Experiment, experiments, rows_of
-from hullo.lab.analysis.names import layer_names, main_experiments, setting_labels, titles
+from hullo.lab.analysis.names import activation_label, layer_names, main_experiments, setting_labels, titles
 from hullo.lab.analysis.readings import READINGS, Reading
 from hullo.lab.analysis.report.finding import finding, gain
 from hullo.lab.analysis.sources import read_records, record_files, stated_findings
@@ -62,7 +62,7 @@ def gather(paths: Sequence[Path], warn: Callable[[str], None] | None = None) -> 
         "finding": " ".join(stated_findings(paths))
         or (finding({named[e.setting.column]: e for e in columns if e in main.values()}, columns) if columns else ""),
         "environments": list(map(asdict, environments)),
-        "rows": rows_of(columns),
+        "rows": [*map(activation_label, rows_of(columns))],
         "readings": {reading.name: asdict(reading) for reading in READINGS.values()},
         "columns": [
             {
@@ -101,6 +101,7 @@ def _column(experiment: Experiment, environments: Sequence[Environment]) -> dict
     return {
         "about": f"{experiment.images} {experiment.records[0].metric}, {experiment.time}, {experiment.seeds}",
         "metric": experiment.records[0].metric,
+        "compared": experiment.is_compared,
         "lower": experiment.records[0].lower_is_better,
         "unit": " %" if experiment.records[0].metric == ACCURACY else "",
         "gain": _interval(gain(experiment)),
@@ -133,7 +134,7 @@ def _row(cells: Mapping[Reading, Cell]) -> dict[str, Any]:
     first = next(iter(cells.values()))
     row = ActivationSpec.parse(first.row)
     return {
-        "name": first.row,
+        "name": activation_label(first.row),
         "kind": row.kind,
         "bases": [item.name for item in row.bases],
         "accuracy": {reading.name: _interval(cell.accuracy) for reading, cell in cells.items()},
@@ -153,7 +154,7 @@ def _run(record: Record, environment: int, found: Iterable[Experiment]) -> dict[
     channels = [] if record.diverged else record.channels
     return {
         "id": record.spec.id,
-        "spec": record.spec.to_dict(),
+        "spec": record.spec.to_dict() | {"activation": activation_label(record.spec.activation)},
         "ended": record.ended,
         "lost": record.diverged_in,
         "accuracy": {e.reading.name: _short(e.accuracies[record.spec.activation][record.spec.seed]) for e in found},

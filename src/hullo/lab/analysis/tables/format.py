@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from hullo.lab.analysis.experiments import REFERENCE, Cell, Experiment, rows_of
+from hullo.lab.analysis.names import activation_label
 from hullo.lab.spec import paper
 from hullo.lab.spec.environment import Environment
 from hullo.lab.spec.records import Record
@@ -19,7 +20,7 @@ def line(cell: Cell) -> list[str]:
     notes = ["best"] * cell.best + [f"{cell.diverged} diverged"] * bool(cell.diverged)
     notes += [f"{pairs} of the seeds with {REFERENCE}"] * (pairs < cell.accuracy.count)
     return [
-        cell.row,
+        activation_label(cell.row),
         cell.accuracy.spell(),
         cell.over_reference.spell("+.2f") if cell.over_reference else "",
         "" if cell.published is None else f"{cell.published:.2f}",

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from hullo.lab.analysis.experiments import Experiment, rows_of
+from hullo.lab.analysis.names import activation_label
 from hullo.lab.analysis.tables.format import caption, details, glance, heads, note, origin, title
 
 SPECIAL = str.maketrans(
@@ -37,7 +38,8 @@ def _glance(experiments: Sequence[Experiment]) -> str:
     about = zip(*map(heads, experiments), strict=True)
     spanning = [["", *(rf"\multicolumn{{2}}{{c}}{{{escape(text)}}}" for text in head)] for head in about]
     lines = [
-        [escape(row), *(_mark(*part) for e in experiments for part in glance(e, row))] for row in rows_of(experiments)
+        [escape(activation_label(row)), *(_mark(*part) for e in experiments for part in glance(e, row))]
+        for row in rows_of(experiments)
     ]
     return _tabular(note(experiments), "l" + "r@{ }l" * len(experiments), spanning, lines)
 

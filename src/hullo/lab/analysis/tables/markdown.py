@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from hullo.lab.analysis.experiments import Experiment, rows_of
+from hullo.lab.analysis.names import activation_label
 from hullo.lab.analysis.tables.format import caption, details, glance, heads, note, origin, title
 
 
@@ -18,7 +19,10 @@ def glance_table(experiments: Sequence[Experiment]) -> str:
     """Return a row per activation and a column per experiment, with the paper's figures in brackets."""
     about = ("<br>".join(map(escape, heads(e))).replace("/", "/<br>").replace(", ", "<br>") for e in experiments)
     lines = (
-        [escape(row), *("<br>".join(_mark(text, best) for text, best in glance(e, row) if text) for e in experiments)]
+        [
+            escape(activation_label(row)),
+            *("<br>".join(_mark(text, best) for text, best in glance(e, row) if text) for e in experiments),
+        ]
         for row in rows_of(experiments)
     )
     made = origin(record for experiment in experiments for record in experiment.records)

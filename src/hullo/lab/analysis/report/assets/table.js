@@ -68,7 +68,9 @@ function buildTable() {
       {class: "lead"},
       shownColumns().every(({unit}) => unit) ? "In percent. " : "",
       haveSeeds(shownColumns()) ? `The mean over seeds and its 95 % interval${pairs}. ` : "",
-      "The best of a column is bold; activations of which all runs diverged do not count. ",
+      shownColumns().every(({compared}) => compared)
+        ? ""
+        : "The best of a column is bold; activations of which all runs diverged do not count. ",
       "A cell leads to its runs. ",
       [...new Set(shownColumns().map(readingOf))].map(meaningOf).join(" "),
     ),
@@ -189,7 +191,7 @@ function tableBody(columns) {
         node(
           "td",
           {class: partOf(column)},
-          ourCell(column, row, strongIf(ours === ourBest && !row?.lost, spell(ours)), half),
+          ourCell(column, row, strongIf(ours === ourBest && !row?.lost && !column.compared, spell(ours)), half),
         ),
       );
       if (hasPaper(column)) {
