@@ -220,6 +220,20 @@ def test_derivatives_that_are_not_those_of_the_operations_are_found(function: Ca
         Population([network(function)]).check(torch.randn(1, 5, 4))
 
 
+def test_gradients_that_are_small_beside_others_are_compared() -> None:
+    def shrink(inner: Any, x: Tensor) -> Tensor:
+        x.register_hook(lambda gradient: 0.9 * gradient)  # type: ignore[no-untyped-call]
+        return x
+
+    def make() -> nn.Module:
+        first, last = nn.Linear(4, 4), nn.Linear(4, 4)
+        nn.init.constant_(last.weight, 1e-3)  # the gradient of the first layer is a thousandth of that of the last
+        return nn.Sequential(first, network(shrink)[1], last)
+
+    with pytest.raises(ContractError, match=r"gradient of 1\.layer\.bias differs by"):
+        Population([make()]).check(torch.randn(1, 64, 4))
+
+
 class Asking(nn.Module):
     """Compute other operations for another class or another setting of an activation."""
 

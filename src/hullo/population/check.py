@@ -282,7 +282,7 @@ def _differentiate(outputs: Any, parameters: Mapping[str, Tensor], members: int 
 def _compare(kind: str, found: Mapping[Any, Tensor], expected: Mapping[Any, Tensor]) -> float:
     """Return the largest relative difference of tensors, as norms; raise a difference beyond rounding.
 
-    A tensor that is zero but for rounding is compared with the largest of its kind.
+    A tensor that is zero apart from rounding is compared with the largest of its kind.
     """
     if len(found) < len(expected):
         raise _Difference(kind, "it", f"has {len(expected)} {kind} alone, {len(found)} in the population")
@@ -296,26 +296,28 @@ def _compare(kind: str, found: Mapping[Any, Tensor], expected: Mapping[Any, Tens
             raise _Difference(kind, what, f"has shape {shapes}")
         is_same = (one == other) | (one.isnan() & other.isnan())
         apart = torch.where(is_same, 0.0, one - other).nan_to_num(torch.inf, torch.inf, torch.inf)
-        eps = _precision(expected[name], kind)
-        size = max(float(other.nan_to_num(0, 0, 0).norm()), 100 * eps**0.5 * largest, 1e-30)
-        relative = float(apart.norm()) / size
-        if relative > eps**0.5:
+        tolerance, eps = _rounding(expected[name], kind)
+        norm = float(other.nan_to_num(0, 0, 0).norm())
+        relative = float(apart.norm()) / max(norm + 100 * eps / tolerance * largest, 1e-30)
+        if relative > tolerance:
             share = f"{relative:.2%} of its norm" if other.any() else "and is zero alone"
             raise _Difference(kind, what, f"differs by {float(apart.abs().max()):.2g} at most, {share}")
         worst = max(worst, relative)
     return worst
 
 
-def _precision(tensor: Tensor, kind: str) -> float:
-    """Return the relative rounding error of a number.
+def _rounding(tensor: Tensor, kind: str) -> tuple[float, float]:
+    """Return the relative difference that rounding may cause in a tensor, and in a number.
 
     GPUs may compute products of float32 with fewer digits. Gradients jump at kinks: one input of a ReLU that rounds to
     the other side of zero changes the gradient of a bias by its share of the sum.
     """
     if not (tensor.is_floating_point() or tensor.is_complex()):
-        return 1e-6
-    is_short = tensor.dtype == torch.float32 and (tensor.is_cuda or kind == "gradients")
-    return torch.finfo(torch.float16 if is_short else tensor.dtype).eps
+        return 1e-3, 1e-6
+    is_float32 = tensor.dtype == torch.float32
+    short = torch.finfo(torch.float16).eps
+    eps = short if is_float32 and tensor.is_cuda else torch.finfo(tensor.dtype).eps
+    return (short if is_float32 and kind == "gradients" else eps) ** 0.5, eps
 
 
 def _outputs_by_module(program: Program) -> dict[tuple[str, int], list[fx.Node]]:
