@@ -95,7 +95,7 @@ def test_records_feed_tables_and_the_page_opens_with_the_finding(folder: Path) -
     page = gather([folder / "runs"])
     assert page["finding"] == finding
     (column,) = page["columns"]
-    assert page["rows"] == sorted(row["name"] for row in column["rows"]) == ["as it is", "tanh"]
+    assert set(page["rows"]) == {row["name"] for row in column["rows"]} == {"as it is", "tanh"}
     assert {run["spec"]["activation"] for run in column["runs"]} == {"as it is", "tanh"}
     assert column["compared"]
 
