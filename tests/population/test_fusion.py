@@ -206,6 +206,25 @@ def test_sums_norms_and_activations_after_linear_layers(function: Callable[..., 
     assert_equals_members(function, fused, Features)
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda net, x: net.norm(x),
+        lambda net, x: net.rms(x).transpose(0, 1),
+        lambda net, x: net.norm(x + x.sin()) * x,
+        lambda net, x: (lambda y: y + 0 * net.linear(y))(net.norm(x)),
+        lambda net, x: (lambda y: y.view(-1, 6) + 0 * net.linear(y).view(-1, 6))(net.rms(x - x.cos())),
+    ],
+)
+def test_norms_under_autocast_are_rounded_for_products_alone(function: Callable[..., Any]) -> None:
+    members = [Features(function).to(DEVICE) for _ in range(2)]
+    x = torch.randn(2, 3, 5, 6, device=DEVICE)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        y = Population(members)(x)
+    expected = torch.stack([member(x[k]) for k, member in enumerate(members)])
+    torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_an_rms_norm_of_small_halves_has_the_eps_of_pytorch() -> None:
     members = [nn.RMSNorm(6).bfloat16().to(DEVICE) for _ in range(2)]
     x = (1e-3 * torch.randn(2, 5, 6, device=DEVICE)).bfloat16()

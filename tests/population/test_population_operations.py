@@ -87,15 +87,6 @@ def test_operations_are_those_of_each_network(compute: Callable[[Any, Tensor], T
     torch.testing.assert_close(y, expected, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("ask", [lambda x: x.requires_grad, lambda x: x.is_contiguous()])
-def test_what_code_asks_of_an_input_is_asked_again(ask: Callable[[Tensor], bool]) -> None:
-    networks = [Net(lambda net, x: net.a(x) * (2 if ask(x) else 1)) for _ in range(2)]
-    population, x = Population(networks), numbers(2, 3, 4)
-    for given in (x, x.clone().requires_grad_(), x.mT.contiguous().mT):
-        expected = torch.stack([network(item) for network, item in zip(networks, given, strict=True)])
-        torch.testing.assert_close(population(given), expected)
-
-
 def norm_by_rows(net: Any, x: Tensor) -> Tensor:
     return F.batch_norm(net.a(x), net.rows[0], net.rows[1], training=net.training)
 

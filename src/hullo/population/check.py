@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -117,11 +115,9 @@ def _set_mode(population: Population, mode: bool) -> None:
 
 @contextmanager
 def _undisturbed(population: Population) -> Iterator[None]:
-    """Keep the modes and all generators; compute with the parameters themselves, without autocast."""
+    """Keep the modes and PyTorch's generators; compute with the parameters themselves, without autocast."""
     modes = [(module, module.training) for part in (population, population._empty[0]) for module in part.modules()]
     copies, population.copies = population.copies, {}
-    state, numpy = random.getstate(), sys.modules.get("numpy")
-    numbers = None if numpy is None else numpy.random.get_state(legacy=False)
     autocast = torch.autocast(population.seeds.device.type, enabled=False)
     try:
         with fork_rng(), autocast, torch.inference_mode(False), torch.enable_grad(), without_saved_tensor_hooks():
@@ -130,9 +126,6 @@ def _undisturbed(population: Population) -> Iterator[None]:
         population.copies = copies
         for module, mode in modes:
             module.training = mode
-        random.setstate(state)
-        if numpy is not None:
-            numpy.random.set_state(numbers)
 
 
 class _Session:

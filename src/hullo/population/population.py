@@ -15,7 +15,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from hullo._compat import are_transforms_active, backward_pass_id, is_exporting
+from hullo._compat import backward_pass_id, is_exporting
 from hullo.population import checkpoint
 from hullo.population.activations import Activations
 from hullo.population.check import Report, check_population
@@ -31,7 +31,6 @@ from hullo.population.members import (
 from hullo.population.memory import count_bytes, record_saved, write_bytes
 from hullo.population.program import Program, Run
 from hullo.population.rules import Context
-from hullo.population.rules.strides import is_dense
 from hullo.population.sites import share_sites
 from hullo.population.trace.export import register_dataclasses
 from hullo.population.trace.graph import Graph
@@ -412,12 +411,9 @@ class Population(nn.Module):
         kinds = tuple(
             (item.shape, item.dtype, item.device) if isinstance(item, Value) else repr(item) for item in leaves
         )
-        asked = tuple(_layout(item) for item in leaves if type(item) is Value)
         modes = tuple(module.training for module in self._empty[0].modules())
         placement = tuple((p.dtype, p.device) for p in itertools.islice(self.stacked.parameters(), 1))
-        key = (kinds, placement, str(spec), modes, torch.is_grad_enabled()), asked
-        if are_transforms_active():  # whose inputs are wrapped
-            key = next((known for known in self._programs if known[0] == key[0]), key)
+        key = (kinds, placement, str(spec), modes, torch.is_grad_enabled())
         program = self._programs.pop(key, None)
         if program is None:
             graph = self._read_graph(leaves, spec)
@@ -494,13 +490,6 @@ def _register(root: nn.Module, name: str, tensor: Tensor) -> None:
         root.register_parameter(leaf, tensor)
     else:
         root.register_buffer(leaf, tensor)
-
-
-def _layout(value: Value) -> tuple[bool, ...]:
-    """Return what a network's code may ask of an input, as the first member has it in a trace: a copy without gaps."""
-    first = value.select(0)
-    channels_last = first.dim() == 4 and first.is_contiguous(memory_format=torch.channels_last)
-    return first.is_contiguous() or not is_dense(first), channels_last, first.requires_grad
 
 
 def _named_tensors(root: nn.Module) -> Iterator[tuple[str, Tensor]]:

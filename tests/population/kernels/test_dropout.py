@@ -14,7 +14,7 @@ from hullo.population.values import Value
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
-from hullo.population.kernels.dropout import drop  # noqa: E402
+from hullo.population.kernels.dropout import _settings, draws, drop  # noqa: E402
 
 NCHW, NHWC = (0, 1, 2, 3, 4), (0, 1, 3, 4, 2)
 
@@ -76,6 +76,25 @@ def test_members_may_lie_in_any_dimension(dim: int, features: int, monkeypatch: 
 
 def test_members_may_have_rates_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     check(torch.randn(3, 6, 20), 0, monkeypatch, rate=torch.tensor([0.0, 0.3, 1.0], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_rate_that_all_members_have_is_that_rate(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "support", lambda x: False)
+    numbers = torch.arange(2)
+    x = torch.randn(2, 50, 3000).to(dtype)  # so many that masks of rates 2^-16 apart differ
+    for rate in (0.3, 0.9):
+        rates = torch.full((2,), rate, dtype=torch.float64)
+        one, each = (layers.drop(Context(2, numbers, numbers), Value(x, 0), r, True).tensor for r in (rate, rates))
+        torch.testing.assert_close(each, one, rtol=0, atol=0)
+
+
+def test_rates_of_members_have_the_constants_of_the_kernel_for_one_rate() -> None:
+    rates = torch.linspace(0, 0.999, 1000, dtype=torch.float64)
+    _, least, scale = _settings(0, rates)
+    expected = [draws(0, rate) for rate in rates.tolist()]
+    assert least.tolist() == [constants["LEAST"] for constants in expected]
+    assert torch.equal(scale, torch.tensor([constants["SCALE"] for constants in expected]))
 
 
 def test_second_derivatives_are_those_of_a_linear_function() -> None:

@@ -19,38 +19,42 @@ from hullo.kernels.device_math import sigmoid, tanh
 BLOCK = 512
 
 
-class FusedCell:
-    """Compute cells as :class:`hullo.population.rules.recurrence.Cell` says."""
+def forward(
+    kind: str, x: Tensor, hidden: Tensor, bias: Tensor | None, past: Sequence[Tensor], new: Sequence[Tensor]
+) -> None:
+    """Compute a cell.
 
-    @staticmethod
-    def forward(
-        kind: str, x: Tensor, hidden: Tensor, bias: Tensor | None, past: Sequence[Tensor], new: Sequence[Tensor]
-    ) -> None:
-        saved, state, memory = new
-        members, batch, width = state.shape
-        with torch.cuda.device_of(x):
-            _forward[(triton.cdiv(batch * width, BLOCK), members)](
-                x, hidden, x if bias is None else bias, *past, saved, state, memory, batch * width, width,
-                x.stride(0), past[0].stride(0), past[1].stride(0), saved.stride(0), state.stride(0),
-                BIAS=bias is not None, KIND=kind, BLOCK=BLOCK,
-            )  # fmt: skip
+    It takes the products with the input (with its bias) and with the last state (without), the bias of the latter, the
+    last state and memory, and writes what `backward` needs, the new state and the new memory.
+    """
+    saved, state, memory = new
+    members, batch, width = state.shape
+    with torch.cuda.device_of(x):
+        _forward[(triton.cdiv(batch * width, BLOCK), members)](
+            x, hidden, x if bias is None else bias, *past, saved, state, memory, batch * width, width,
+            x.stride(0), past[0].stride(0), past[1].stride(0), saved.stride(0), state.stride(0),
+            BIAS=bias is not None, KIND=kind, BLOCK=BLOCK,
+        )  # fmt: skip
 
-    @staticmethod
-    def backward(
-        kind: str, gradients: Sequence[Tensor], carry: Tensor, saved: Sequence[Tensor], new: Sequence[Tensor]
-    ) -> None:
-        gates, past, state, past_memory, memory = saved
-        members, batch, width = carry.shape
-        own, following = (
-            (gradients[0] if gradients[0].stride()[1:] == (width, 1) else gradients[0].contiguous()),
-            gradients[-1],
-        )
-        with torch.cuda.device_of(carry):
-            _backward[(triton.cdiv(batch * width, BLOCK), members)](
-                own, following, carry, gates, past, state, past_memory, memory, *new, batch * width, width,
-                own.stride(0), gates.stride(0), past.stride(0), past_memory.stride(0), new[0].stride(0),
-                FOLLOWING=len(gradients) > 1, KIND=kind, BLOCK=BLOCK,
-            )  # fmt: skip
+
+def backward(
+    kind: str, gradients: Sequence[Tensor], carry: Tensor, saved: Sequence[Tensor], new: Sequence[Tensor]
+) -> None:
+    """Compute the gradients of a cell.
+
+    It takes the gradients of the state, from the outputs and from the next step, and a `carry`: of an LSTM's memory, or
+    a part of the gradient of the last state. It updates the carry, and writes the gradients of both products.
+    """
+    gates, past, state, past_memory, memory = saved
+    members, batch, width = carry.shape
+    own, following = gradients[0], gradients[-1]
+    own = own if own.stride()[1:] == (width, 1) else own.contiguous()
+    with torch.cuda.device_of(carry):
+        _backward[(triton.cdiv(batch * width, BLOCK), members)](
+            own, following, carry, gates, past, state, past_memory, memory, *new, batch * width, width,
+            own.stride(0), gates.stride(0), past.stride(0), past_memory.stride(0), new[0].stride(0),
+            FOLLOWING=len(gradients) > 1, KIND=kind, BLOCK=BLOCK,
+        )  # fmt: skip
 
 
 @triton.jit

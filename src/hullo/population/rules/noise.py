@@ -6,7 +6,7 @@ Like masks of dropout, they are functions of a member's seed and step, so they a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,74 +21,67 @@ aten = torch.ops.aten
 _SELU_LIMIT = 1.7580993408473766  # minus SELU's limit at minus infinity
 
 
-def _uniform(context: Context, shape: Sequence[int], dtype: torch.dtype | None) -> Tensor:
-    """Return numbers between 0 and 1, neither of which occurs, of shape (members, *shape)."""
+def _register(operator: Any, draw: Callable[..., Tensor]) -> None:
+    """Register a rule for an operator that draws numbers of a size, or in place of a tensor."""
+
+    @rule(operator)
+    def call(context: Context, given: Any, *args: Any, dtype: torch.dtype | None = None, **_: Any) -> Value:
+        if isinstance(given, Value):
+            return Value(draw(context, given.shape, dtype or given.dtype, *args), 0)
+        return Value(draw(context, given, dtype), 0)
+
+
+def _uniform(
+    context: Context, shape: Sequence[int], dtype: torch.dtype | None, low: float = 0.0, high: float = 1.0
+) -> Tensor:
+    """Return numbers between two bounds, neither of which occurs, of shape (members, *shape)."""
     keys = rng.open_streams(context.seeds, rng.Purpose.DROPOUT + context.number, context.steps)
-    return rng.draw_uniform(keys, shape, dtype or torch.get_default_dtype(), context.first)
+    numbers = rng.draw_uniform(keys, shape, dtype or torch.get_default_dtype(), context.first)
+    return numbers if (low, high) == (0.0, 1.0) else numbers * (high - low) + low
 
 
-def _normal(context: Context, shape: Sequence[int], dtype: torch.dtype | None) -> Tensor:
-    """Return numbers of the standard normal distribution, of shape (members, *shape)."""
+def _normal(
+    context: Context, shape: Sequence[int], dtype: torch.dtype | None, mean: float = 0.0, std: float = 1.0
+) -> Tensor:
+    """Return numbers of a normal distribution, of shape (members, *shape)."""
     dtype = dtype or torch.get_default_dtype()
     uniform = _uniform(context, shape, torch.promote_types(dtype, torch.float32))
-    return (torch.erfinv(2 * uniform - 1) * math.sqrt(2)).to(dtype)
+    numbers = (torch.erfinv(2 * uniform - 1) * math.sqrt(2)).to(dtype)
+    return numbers if (mean, std) == (0.0, 1.0) else numbers * std + mean
 
 
-@rule(aten.rand.default, aten.rand.generator)
-def draw_uniform(context: Context, size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any) -> Value:
-    """Return uniform numbers of a size."""
-    return Value(_uniform(context, size, dtype), 0)
+def _exponential(context: Context, shape: Sequence[int], dtype: torch.dtype, rate: float = 1.0) -> Tensor:
+    """Return numbers of the exponential distribution, none of which is zero."""
+    return (_uniform(context, shape, torch.promote_types(dtype, torch.float32)).log() / -rate).to(dtype)
 
 
-@rule(aten.rand_like.default)
-def draw_uniform_like(context: Context, x: Value, *, dtype: torch.dtype | None = None, **_: Any) -> Value:
-    """Return uniform numbers of the size of a tensor."""
-    return Value(_uniform(context, x.shape, dtype or x.dtype), 0)
+def _bernoulli(context: Context, shape: Sequence[int], dtype: torch.dtype, p: float | Tensor) -> Tensor:
+    """Return ones with probability `p`, else zeros, as stochastic depth draws one number per sample."""
+    p = p.view(-1, *[1] * len(shape)) if isinstance(p, Tensor) else p
+    return (_uniform(context, shape, torch.float64) < p).to(dtype)
 
 
-@rule(aten.uniform.default)
-def draw_between(context: Context, x: Value, low: float = 0.0, high: float = 1.0, **_: Any) -> Value:
-    """Return uniform numbers between two bounds."""
-    return Value(_uniform(context, x.shape, x.dtype) * (high - low) + low, 0)
-
-
-@rule(aten.randn.default, aten.randn.generator)
-def draw_normal(context: Context, size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any) -> Value:
-    """Return normal numbers of a size."""
-    return Value(_normal(context, size, dtype), 0)
-
-
-@rule(aten.randn_like.default)
-def draw_normal_like(context: Context, x: Value, *, dtype: torch.dtype | None = None, **_: Any) -> Value:
-    """Return normal numbers of the size of a tensor."""
-    return Value(_normal(context, x.shape, dtype or x.dtype), 0)
+for _operator, _draw in (
+    (aten.rand.default, _uniform),
+    (aten.rand.generator, _uniform),
+    (aten.rand_like.default, _uniform),
+    (aten.uniform.default, _uniform),
+    (aten.randn.default, _normal),
+    (aten.randn.generator, _normal),
+    (aten.randn_like.default, _normal),
+    (aten.normal_functional.default, _normal),
+    (aten.exponential.default, _exponential),
+    (aten.bernoulli.p, _bernoulli),
+):
+    _register(_operator, _draw)
 
 
 @rule(aten.normal.float_float)
-def draw_normal_of_size(
+def draw_normal(
     context: Context, mean: float, std: float, size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any
 ) -> Value:
     """Return numbers of a normal distribution of a size."""
-    return Value(_normal(context, size, dtype) * std + mean, 0)
-
-
-@rule(aten.normal_functional.default)
-def draw_normal_into(context: Context, x: Value, mean: float = 0.0, std: float = 1.0, **_: Any) -> Value:
-    """Return numbers of a normal distribution, in place of a tensor."""
-    return Value(_normal(context, x.shape, x.dtype) * std + mean, 0)
-
-
-@rule(aten.exponential.default)
-def draw_exponential(context: Context, x: Value, rate: float = 1.0, **_: Any) -> Value:
-    """Return numbers of the exponential distribution, none of which is zero."""
-    return Value((_uniform(context, x.shape, torch.promote_types(x.dtype, torch.float32)).log() / -rate).to(x.dtype), 0)
-
-
-@rule(aten.bernoulli.p)
-def draw_ones(context: Context, x: Value, p: float | Tensor, **_: Any) -> Value:
-    """Return ones with probability `p`, else zeros, as stochastic depth draws one number per sample."""
-    p = p.view(-1, *[1] * len(x.shape)) if isinstance(p, Tensor) else p
-    return Value((_uniform(context, x.shape, torch.float64) < p).to(x.dtype), 0)
+    return Value(_normal(context, size, dtype, mean, std), 0)
 
 
 @rule(aten.bernoulli.default)

@@ -7,7 +7,7 @@ step is one product with the members' states and one pass for the cell. Tensors 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,26 +30,6 @@ class Weights(NamedTuple):
     projection: Tensor | None = None
 
 
-class Cell(Protocol):
-    """Compute a cell at one time step; tensors are (members, batch, features).
-
-    `forward` takes the products with the input (with its bias) and with the last state (without), the bias of the
-    latter, the last state and memory, and writes what `backward` needs, the new state and the new memory.
-
-    `backward` takes the gradients of the state, from the outputs and from the next step, and a `carry`: of an LSTM's
-    memory, or a part of the gradient of the last state. It updates the carry, and writes the gradients of both
-    products.
-    """
-
-    def forward(
-        self, kind: str, x: Tensor, hidden: Tensor, bias: Tensor | None, past: Sequence[Tensor], new: Sequence[Tensor]
-    ) -> None: ...
-
-    def backward(
-        self, kind: str, gradients: Sequence[Tensor], carry: Tensor, saved: Sequence[Tensor], new: Sequence[Tensor]
-    ) -> None: ...
-
-
 def run_direction(
     kind: str, x: Tensor, states: Sequence[Tensor], weights: Weights, is_reversed: bool
 ) -> tuple[Tensor, ...]:
@@ -63,16 +43,20 @@ def run_direction(
         is_reversed: whether time runs backward.
     """
     memory = states[1] if kind == "lstm" else None
-    run: Any = _Direction.apply if is_eager() else _run_plainly
+    run: Any = _Direction.apply if kernels.support(x) and is_eager() else _run_plainly
     results: tuple[Tensor, ...] = run(kind, is_reversed, x, states[0], memory, *weights)
     return results if kind == "lstm" else results[:2]
 
 
 class _Direction(torch.autograd.Function):
+    """Compute a direction by a fused cell."""
+
     @staticmethod
     def forward(
         ctx: Any, kind: str, is_reversed: bool, x: Tensor, state: Tensor, memory: Tensor | None, *given: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
+        from hullo.population.kernels import recurrence as cell
+
         weights = Weights(*given)  # type: ignore[arg-type]
         members, time, batch, _ = x.shape
         gates, width = GATES[kind], weights.hidden.shape[1] // GATES[kind]
@@ -85,19 +69,13 @@ class _Direction(torch.autograd.Function):
         if memory is not None:
             memories[:, begin] = memory
         saved = x.new_empty(members, time, batch, 4 * width if gates > 1 else 0)
-        cell, hidden, inner = _cell(x), weights.hidden.mT, states
+        hidden, inner = weights.hidden.mT, states
         if weights.projection is not None:
             inner = x.new_empty(members, 1, batch, width).expand(-1, time + 1, -1, -1)
         for t in reversed(range(time)) if is_reversed else range(time):
             before, after = (states[:, t + past], memories[:, t + past]), (inner[:, t + new], memories[:, t + new])
-            cell.forward(
-                kind,
-                products[:, t],
-                torch.bmm(before[0], hidden),
-                weights.hidden_bias,
-                before,
-                (saved[:, t], *after),
-            )
+            product = torch.bmm(before[0], hidden)
+            cell.forward(kind, products[:, t], product, weights.hidden_bias, before, (saved[:, t], *after))
             if weights.projection is not None:
                 states[:, t + new] = torch.bmm(after[0], weights.projection.mT)
         end = 0 if is_reversed else time
@@ -111,6 +89,8 @@ class _Direction(torch.autograd.Function):
         x, state, memory, states, memories, saved, *given = ctx.saved_tensors
         if torch.is_grad_enabled():  # the gradients are differentiated, too
             return _differentiate(ctx, gradients, x, state, memory, given)
+        from hullo.population.kernels import recurrence as cell
+
         kind, weights = ctx.kind, Weights(*given)
         members, time, batch, _ = x.shape
         width = weights.hidden.shape[1] // GATES[kind]
@@ -121,7 +101,6 @@ class _Direction(torch.autograd.Function):
         carry = x.new_zeros(members, batch, width, dtype=compute_dtype(x))
         if of_memory is not None and memory is not None:
             carry += of_memory
-        cell = _cell(x)
         following = of_state
         projected = of_output.new_empty(of_output.shape) if weights.projection is not None else None
         for t in range(time) if ctx.is_reversed else reversed(range(time)):
@@ -177,7 +156,7 @@ def _run_plainly(
         hidden = torch.bmm(state, weights.hidden.mT).to(dtype)
         if weights.hidden_bias is not None:
             hidden = hidden + weights.hidden_bias.unsqueeze(1)
-        _, new, wide = compute_cell(kind, products[:, t].to(dtype), hidden, state.to(dtype), wide)
+        new, wide = _compute_cell(kind, products[:, t].to(dtype), hidden, state.to(dtype), wide)
         state = new.to(x.dtype)
         if weights.projection is not None:
             state = torch.bmm(state, weights.projection.mT)
@@ -193,73 +172,17 @@ def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return y.view(*x.shape[:3], -1)
 
 
-def compute_cell(
+def _compute_cell(
     kind: str, x: Tensor, hidden: Tensor, state: Tensor, memory: Tensor | None
-) -> tuple[list[Tensor], Tensor, Tensor | None]:
-    """Return the gates of a cell, its new state and its new memory, as nn.LSTM, nn.GRU and nn.RNN define them."""
+) -> tuple[Tensor, Tensor | None]:
+    """Return the new state and memory of a cell, as nn.LSTM, nn.GRU and nn.RNN define them."""
     if memory is not None:
         i, f, g, o = (x + hidden).chunk(4, -1)
         i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
         memory = f * memory + i * g
-        return [i, f, g, o], o * memory.tanh(), memory
+        return o * memory.tanh(), memory
     if kind == "gru":
         (r, z), last = (x + hidden)[..., : 2 * state.shape[-1]].sigmoid().chunk(2, -1), hidden.chunk(3, -1)[2]
         n = (x.chunk(3, -1)[2] + r * last).tanh()
-        return [r, z, n, last], n + z * (state - n), None
-    return [], (x + hidden).tanh() if kind == "tanh" else (x + hidden).relu(), None
-
-
-class _PlainCell:
-    """Compute cells by PyTorch's operations."""
-
-    @staticmethod
-    def forward(
-        kind: str, x: Tensor, hidden: Tensor, bias: Tensor | None, past: Sequence[Tensor], new: Sequence[Tensor]
-    ) -> None:
-        dtype = compute_dtype(x)
-        hidden = hidden.to(dtype) if bias is None else hidden.to(dtype) + bias.unsqueeze(1)
-        gates, state, memory = compute_cell(
-            kind, x.to(dtype), hidden, past[0].to(dtype), past[1] if kind == "lstm" else None
-        )
-        if gates:
-            torch.cat(gates, -1, out=new[0]) if new[0].dtype == dtype else new[0].copy_(torch.cat(gates, -1))
-        new[1].copy_(state)
-        if memory is not None:
-            new[2].copy_(memory)
-
-    @staticmethod
-    def backward(
-        kind: str, gradients: Sequence[Tensor], carry: Tensor, saved: Sequence[Tensor], new: Sequence[Tensor]
-    ) -> None:
-        gates, past, state, past_memory, memory = (item.to(carry.dtype) for item in saved)
-        dy = gradients[0].to(carry.dtype) if len(gradients) == 1 else (gradients[0] + gradients[1]).to(carry.dtype)
-        if kind == "lstm":
-            i, f, g, o = gates.chunk(4, -1)
-            tanh = memory.tanh()
-            dc = carry + dy * o * (1 - tanh * tanh)
-            parts = (
-                dc * g * i * (1 - i),
-                dc * past_memory * f * (1 - f),
-                dc * i * (1 - g * g),
-                dy * tanh * o * (1 - o),
-            )
-            carry.copy_(dc * f)
-            new[0].copy_(torch.cat(parts, -1))
-        elif kind == "gru":
-            r, z, n, last = gates.chunk(4, -1)
-            dy = dy + carry
-            dn = dy * (1 - z) * (1 - n * n)
-            dr, dz = dn * last * r * (1 - r), dy * (past - n) * z * (1 - z)
-            carry.copy_(dy * z)
-            new[0].copy_(torch.cat((dr, dz, dn), -1))
-            new[1].copy_(torch.cat((dr, dz, dn * r), -1))
-        else:
-            new[0].copy_(dy * (1 - state * state) if kind == "tanh" else dy * (state > 0))
-
-
-def _cell(x: Tensor) -> Cell:
-    if kernels.support(x):
-        from hullo.population.kernels.recurrence import FusedCell
-
-        return FusedCell()
-    return _PlainCell()
+        return n + z * (state - n), None
+    return (x + hidden).tanh() if kind == "tanh" else (x + hidden).relu(), None

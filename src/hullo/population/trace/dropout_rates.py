@@ -1,15 +1,16 @@
 """Dropout rates that differ between members: of modules, or numbers in attributes and configurations.
 
-Networks are traced once per combination of rates. Their graphs must be equal but for the rates, and for numbers in
+Networks are traced once per combination of rates. Their graphs must be equal apart from the rates, and from numbers in
 elementwise operations, such as the division by `1 - rate` of a dropout that a network computes itself.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -33,6 +34,14 @@ RATES: dict[Any, int] = {
 """The positions of the rate in the arguments of operators."""
 
 
+class _Operation(NamedTuple):
+    """Hold a node, a description that must be the same in all graphs, and the numbers that may differ, by position."""
+
+    node: fx.Node
+    description: Any
+    numbers: dict[int, float]
+
+
 def merge_rates(
     graphs: Mapping[tuple[str, ...], Graph], differences: Sequence[tuple[str, ...]], device: torch.device
 ) -> Graph:
@@ -46,20 +55,21 @@ def merge_rates(
     first = graphs[differences[0]]
     if len(graphs) == 1:
         return first
-    for kind, graph in graphs.items():
-        different = first_difference(first, graph)
-        if different is not None:
-            what = (kind or differences[0])[0]
-            raise ValueError(
-                f"members 0 and {differences.index(kind)} differ in {what}, which changes more than the rate of a "
-                f"dropout or a factor{at_source(different)}; give networks of one architecture (a rate of zero may "
-                "skip operations: give a small one instead)"
-            )
+    operations = {kind: list(_describe(graph)) for kind, graph in graphs.items()}
+    for kind in graphs:
+        for one, two in itertools.zip_longest(operations[differences[0]], operations[kind]):
+            if one is None or two is None or one.description != two.description:
+                what = (kind or differences[0])[0]
+                raise ValueError(
+                    f"members 0 and {differences.index(kind)} differ in {what}, which changes more than the rate of a "
+                    f"dropout or a factor{at_source((one or two).node)}; give networks of one architecture (a rate of "
+                    "zero may skip operations: give a small one instead)"
+                )
     rates: dict[fx.Node, dict[int, Tensor]] = {}
-    for i, node in enumerate(first.nodes):
-        members = [graphs[kind].nodes[i] for kind in differences]
-        for position in _positions(node):
-            own = [list(arguments(member).values())[position] for member in members]
+    for each in zip(*(operations[kind] for kind in differences), strict=True):
+        node = each[0].node
+        for position in each[0].numbers:
+            own = [operation.numbers[position] for operation in each]
             if len({*own}) > 1:
                 rates.setdefault(node, {})[position] = torch.tensor(own, dtype=_dtype(node, own), device=device)
     for node, positions in rates.items():
@@ -75,17 +85,32 @@ def with_rates(node: fx.Node, args: Sequence[Any], rates: Mapping[int, Tensor]) 
     return given
 
 
-def _positions(node: fx.Node) -> list[int]:
+def _describe(graph: Graph) -> Iterator[_Operation]:
+    index = {node: i for i, node in enumerate(graph.nodes)}
+    for node in graph.nodes:
+        given: dict[Any, Any] = dict(enumerate(node.args))
+        numbers = {}
+        if isinstance(node.target, torch._ops.OpOverload):
+            given = dict(enumerate(arguments(node).values()))
+            numbers = {position: given.pop(position) for position in _positions(node, given)}
+        source = graph.inputs.get(node.name)
+        if source is not None and source[0] == "constant":
+            source = ("constant", source[1].tolist())
+        name = "" if node.op == "placeholder" else str(node.target)
+        described = fx.node.map_arg(given, lambda item: f"node {index[item]}")
+        dtype = getattr(node.meta.get("val"), "dtype", None)
+        yield _Operation(node, (node.op, name, repr(described), source, dtype), numbers)
+
+
+def _positions(node: fx.Node, given: Mapping[int, Any]) -> list[int]:
     """Return the positions of the arguments of a node in which members may differ: rates and factors."""
-    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+    target: Any = node.target
+    if target in RATES:
+        return [RATES[target]]
+    if torch.Tag.pointwise not in target.tags:
         return []
-    if node.target in RATES:
-        return [RATES[node.target]]
-    if torch.Tag.pointwise not in node.target.tags:
-        return []
-    types = [str(argument.type) for argument in node.target._schema.arguments]
-    given = arguments(node).values()
-    return [i for i, item in enumerate(given) if type(item) in (int, float) and types[i] == "Tensor"]
+    types = [str(argument.type) for argument in target._schema.arguments]
+    return [i for i, item in given.items() if type(item) in (int, float) and types[i] == "Tensor"]
 
 
 def _dtype(node: fx.Node, numbers: Sequence[Any]) -> torch.dtype:
@@ -109,37 +134,3 @@ def _blank(node: fx.Node, positions: Iterable[int]) -> None:
     for position in positions:
         args[position] = torch.nan
     node.args, node.kwargs = tuple(args), {name: item for name, item in node.kwargs.items() if name not in names}
-
-
-def first_difference(graph: Graph, other: Graph) -> fx.Node | None:
-    """Return the first node at which two graphs differ in more than a rate or a factor; None if there is none."""
-    nodes, others = graph.nodes, other.nodes
-    indices = [{node: i for i, node in enumerate(items)} for items in (nodes, others)]
-    for one, two in zip(nodes, others, strict=False):
-        described = [_describe(node, index) for node, index in zip((one, two), indices, strict=True)]
-        if described[0] != described[1] or not _equal_inputs(graph.inputs.get(one.name), other.inputs.get(two.name)):
-            return one
-    longer = nodes if len(nodes) > len(others) else others
-    return longer[min(len(nodes), len(others))] if len(nodes) != len(others) else None
-
-
-def _describe(node: fx.Node, index: Mapping[fx.Node, int]) -> Any:
-    """Return what a node computes, without rates and factors, so that nodes of two graphs can be compared."""
-    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
-        given: Iterable[Any] = (*node.args, *node.kwargs.values())
-    else:
-        free = _positions(node)
-        given = [item for position, item in enumerate(arguments(node).values()) if position not in free]
-    return (
-        node.op,
-        "" if node.op == "placeholder" else str(node.target),
-        repr(fx.node.map_arg(list(given), lambda item: f"node {index.get(item)}")),
-        getattr(node.meta.get("val"), "dtype", None),
-    )
-
-
-def _equal_inputs(one: tuple[str, Any] | None, two: tuple[str, Any] | None) -> bool:
-    if one is None or two is None or one[0] != two[0]:
-        return one is two
-    is_constant = isinstance(one[1], Tensor) and isinstance(two[1], Tensor)
-    return bool(one[1].shape == two[1].shape and one[1].equal(two[1])) if is_constant else one[1] == two[1]
