@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from typing import Any
 
 import hypothesis
 import pytest
@@ -52,6 +54,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _interpret_quickly() -> None:
+    """Let Triton's interpreter prepare its language once per kernel, not for each function that a kernel calls."""
+    if "triton.runtime.interpreter" not in sys.modules:
+        return
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    prepare = interpreter._patch_lang
+
+    def prepare_once(function: Any) -> Any:
+        visible = [item for item in function.__globals__.values() if item is tl or item is tl.core]
+        is_prepared = not any(tl.core.is_builtin(item.load) for item in visible)
+        return interpreter._LangPatchScope() if is_prepared else prepare(function)
+
+    interpreter._patch_lang = prepare_once
 
 
 @pytest.fixture(autouse=True)

@@ -18,8 +18,10 @@ from hullo.population import LoweringError, Population
 @pytest.mark.parametrize("norm", [nn.BatchNorm2d, nn.InstanceNorm2d])
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("batch", [1, 2])
-def test_norms_of_images_have_the_right_gradients(norm: Any, training: bool, batch: int) -> None:
+@pytest.mark.parametrize("between", [0, 1])
+def test_norms_of_images_have_the_right_gradients(norm: Any, training: bool, batch: int, between: int) -> None:
     layers = [nn.Conv2d(3, 4, 3, padding=1), norm(4, affine=True), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 2)]
+    layers[2:2] = [nn.Conv2d(4, 4, 1)] * between  # whose gradient has channels last
     network = nn.Sequential(*layers).double().train(training)
     x = numbers(1, batch, 3, 4, 4)
     population = Population([network])

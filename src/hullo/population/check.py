@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from hullo.population.population import Population
 
 CALLS, MOST_MEMBERS = 2, 4
-_Calls = dict[tuple[str, int], list[Tensor]]
 
 
 class ContractError(RuntimeError):
@@ -134,22 +133,27 @@ class _Session:
     def __init__(self, population: Population, program: Program, values: Sequence[Any], spec: Any) -> None:
         self.population, self.program, self.values, self.spec = population, program, values, spec
         self.shared = tuple(f"{site.path}." for site in population._sites if site.is_shared)
+        self.made = _outputs_by_module(program)
+        self.found: dict[fx.Node, Any] = {}  # the values of the population's last call
+        self.module = ""  # the first one that differed in the last call of a member
 
     def compare(self, report: Report) -> None:
         """Raise a ContractError for the first difference of a member alone; else note the differences."""
-        alone = {k: self._make(k) for k in report.members}
+        alone = {k: self.population[k] for k in report.members}
+        for network in alone.values():
+            disable_layerdrop_and_cache(network)
         for call in range(1, CALLS + 1):
-            outputs = self._call_population()
+            values = [_copy(item) if type(item) is Value else item for item in self.values]
+            outputs = self.population._run(values, self.spec, self.found.__setitem__)
             gradients = _differentiate(outputs, dict(self.population.named_parameters()), len(self.population))
-            holding = stateless._reparametrize_module(self.population, gradients)
-            with holding:  # its members hold their gradients
+            with stateless._reparametrize_module(self.population, gradients):  # its members hold their gradients
                 own = {k: dict(self.population[k].named_parameters()) for k in alone}
             for k, network in alone.items():
-                where = f"call {call} in {'training' if self.population.training else 'evaluation'} mode"
                 try:
                     self._compare_member(report, k, network, outputs, own[k])
                 except _Difference as found:
-                    module = "" if found.kind == "gradients" else self._locate(k, call)
+                    where = f"call {call} in {'training' if self.population.training else 'evaluation'} mode"
+                    module = "" if found.kind == "gradients" else self.module
                     raise ContractError(
                         f"member {k} alone differs from the population, {where}: {found}{module}; {_advise(found.kind)}"
                     ) from None
@@ -161,10 +165,8 @@ class _Session:
         named = {f"output {i}": item for i, item in enumerate(_tensors(alone))}
         found = {f"output {i}": item[k] for i, item in enumerate(_tensors(outputs))}
         report.outputs = max(report.outputs, _compare("outputs", found, named))
-        member = self.population[k]
-        report.buffers = max(
-            report.buffers, _compare("buffers", dict(member.named_buffers()), dict(network.named_buffers()))
-        )
+        buffers = dict(self.population[k].named_buffers()), dict(network.named_buffers())
+        report.buffers = max(report.buffers, _compare("buffers", *buffers))
         parameters = {  # the gradient of a shared hull is a sum over members
             name: item
             for name, item in network.named_parameters()
@@ -173,64 +175,37 @@ class _Session:
         expected = _differentiate(alone, parameters)
         report.gradients = max(report.gradients, _compare("gradients", gradients, expected))
 
-    def _make(self, k: int) -> nn.Module:
-        network = self.population[k]
-        disable_layerdrop_and_cache(network)
-        return network
-
-    def _call_population(self, observe: Callable[[fx.Node, Any], None] | None = None) -> Any:
-        values = [_copy(item) if type(item) is Value else item for item in self.values]
-        return self.population._run(values, self.spec, observe)
-
     def _call_alone(self, k: int, network: nn.Module) -> Any:
-        """Call a member with the random numbers of the last call of the population."""
+        """Call a member with the random numbers of the last call of the population; compare what its modules return."""
         leaves = [_copy(item).select(k) if isinstance(item, Value) else item for item in self.values]
         args, kwargs = pytree.tree_unflatten(leaves, self.spec)
         population, span = self.population, slice(k, k + 1)
         context = Context(1, population.seeds[span], population.steps[span], first=population.first_sample)
+        names, counts, self.module = {module: path for path, module in network.named_modules()}, Counter[str](), ""
+
+        def compare(module: nn.Module, inputs: Any, output: Any) -> None:
+            path, expected = names[module], _tensors(output)
+            values = [self.found.get(node) for node in self.made.get((path, counts[path]), ())]
+            found = [value.select(k) for value in values if isinstance(value, Value)]
+            counts[path] += 1
+            if not self.module and len(found) == len(expected):
+                try:
+                    _compare("outputs", dict(enumerate(found)), dict(enumerate(expected)))
+                except _Difference as difference:
+                    what = f"{path!r} ({type(module).__name__}), which {difference.text}"
+                    self.module = f"; the first module that differs is {what}"
+
+        hooks = [module.register_forward_hook(compare) for module in names]
         try:
             with SameDraws(self.program.draws, context):
                 result = network(*args, **kwargs)
         except Exception as error:
             raise _Difference("outputs", "it", f"raises {type(error).__name__}: {error}") from error
+        finally:
+            for hook in hooks:
+                hook.remove()
         register_dataclasses(result)
         return result
-
-    def _locate(self, k: int, call: int) -> str:
-        """Return the first module whose output differs in a call, if there is one, from the current state on."""
-        network, counts, alone, nodes = self._make(k), Counter[str](), _Calls(), dict[fx.Node, Tensor]()
-        names = {module: path for path, module in network.named_modules()}
-
-        def record(module: nn.Module, inputs: Any, output: Any) -> None:
-            path = names[module]
-            alone[path, counts[path]] = [item.detach().clone() for item in _tensors(output)]
-            counts[path] += 1
-
-        def observe(node: fx.Node, value: Any) -> None:
-            if isinstance(value, Value):
-                nodes[node] = value.select(k).detach().clone()
-
-        for _ in range(call):
-            counts.clear()
-            self._call_population(observe)
-            hooks = [module.register_forward_hook(record) for module in names]
-            try:
-                self._call_alone(k, network)
-            except _Difference:
-                return ""
-            finally:
-                for hook in hooks:
-                    hook.remove()
-        made = _outputs_by_module(self.program)
-        for (path, number), expected in alone.items():
-            found = [nodes[node] for node in made.get((path, number), ()) if node in nodes]
-            if len(found) == len(expected):
-                try:
-                    _compare("outputs", dict(enumerate(found)), dict(enumerate(expected)))
-                except _Difference as difference:
-                    kind = type(network.get_submodule(path)).__name__
-                    return f"; the first module that differs is {path!r} ({kind}), which {difference.text}"
-        return ""
 
 
 def _advise(kind: str) -> str:

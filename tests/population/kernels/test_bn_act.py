@@ -22,6 +22,7 @@ from hullo.parametrizations import get_parametrization
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
+from hullo.population.kernels import channel_stats  # noqa: E402
 from hullo.population.kernels.bn_act import normalize_combine  # noqa: E402
 
 MOMENTUM, EPSILON = 0.1, 1e-3
@@ -39,6 +40,7 @@ class Case:
     training: bool = True
     twice: bool = False
     stacked: int = 0  # members whose images are stacked
+    processors: int = 4  # that the interpreter pretends to have
 
     def __post_init__(self) -> None:
         self.found = tuple(map(hullo.get_base, self.bases.split()))
@@ -91,7 +93,9 @@ class Case:
             for t in (x, residual)
         )
         given = x, *running, scale, shift, rows, self.found, self.training
-        one, other = normalize_combine(*given, momentum=MOMENTUM, eps=EPSILON, bias=bias, residual=residual)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(channel_stats, "processors", lambda x: self.processors)
+            one, other = normalize_combine(*given, momentum=MOMENTUM, eps=EPSILON, bias=bias, residual=residual)
         assert one.movedim(-3, -1).is_contiguous()
         y = 2 * one - other if self.twice else one
         return y.transpose(0, 1).flatten(1, 2) if self.stacked else y
@@ -107,7 +111,7 @@ CASES = {
     "one activation a channel": Case((2, 20, 4, 4), 20, residual=True),
     "one channel, one image": Case((1, 1, 1, 2), 1, residual=True),
     "one pixel": Case((5, 12, 1, 1), 2),
-    "several tiles a program": Case((7, 12, 16, 16), 3, residual=True),
+    "several tiles a program": Case((3, 12, 16, 16), 3, residual=True, processors=1),
     "two ways on": Case((2, 48, 4, 4), 3, residual=True, bias=True, twice=True),
     "two ways on, odd, without a residual": Case((3, 35, 5, 3), 5, twice=True),
     "relu": Case((2, 16, 3, 3), 1, bases="relu"),
@@ -118,10 +122,10 @@ CASES = {
     "stacked": Case((2, 48, 4, 4), 3, residual=True, bias=True, twice=True, stacked=3),
     "stacked, without a residual": Case((2, 96, 4, 4), 3, stacked=3),
     "stacked, odd everything": Case((3, 35, 5, 3), 5, residual=True, stacked=5),
-    "stacked, wide": Case((2, 272, 3, 3), 2, stacked=2),
+    "stacked, wide": Case((1, 272, 2, 2), 2, stacked=2),
     "stacked, one activation a channel": Case((2, 20, 4, 4), 20, residual=True, stacked=5),
     "stacked, one activation for all": Case((2, 20, 4, 4), 1, stacked=2),
-    "stacked, several tiles a program": Case((7, 48, 16, 16), 3, residual=True, stacked=3),
+    "stacked, several tiles a program": Case((3, 24, 16, 16), 3, residual=True, stacked=3, processors=1),
     "stacked, evaluation": Case((2, 48, 4, 4), 3, residual=True, bias=True, training=False, stacked=3),
 }
 
@@ -281,7 +285,7 @@ x = torch.empty(32, 960, 32, 32, dtype=torch.bfloat16, device="meta")
 stacked = torch.empty(60, 32, 16, 32, 32, dtype=torch.bfloat16, device="meta")
 made = norm._kernels(tuple(map(hullo.get_base, ("identity", "relu", "tanh"))), x.dtype)
 made["partial_statistics"] = columns._partial_statistics
-calls = [(made[name], tile, *way) for name, tile in columns.TILES.items() for way in ((0, 0), (0, 1), (1, 0), (1, 1))]
+calls = [(made[name], tile, *way) for name, tile in columns.TILES.items() for way in ((0, 0), (1, 1))]
 calls += [(kernel, columns.Tile(1, 4, 1), 0, 0) for kernel in (columns._merge_statistics, columns._add_partial_sums)]
 for (kernel, tile, residual, twice), x in itertools.product(calls, (x, stacked)):
     constants = dict(GROUP=16, EACH=8, BIAS=False, RESIDUAL=residual, TRAINING=True, PARTS=64, EARLY=True, BASES=3)
@@ -316,7 +320,7 @@ def test_compiled_for_a_gpu_nothing_spills_and_all_programs_of_a_multiprocessor_
     done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
-    assert len(lines) == 36
+    assert len(lines) == 20
     for name, case, stack, registers, wide, narrow in lines:
         assert int(stack) == 0, name
         assert int(registers) <= 2**16, (name, case)
