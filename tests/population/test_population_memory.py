@@ -120,6 +120,7 @@ def stateful(net: Any) -> None:
     [
         (lazily, "registers 'positions'.*call the networks once"),
         (adding, "not registered.*register it as a buffer"),
+        (lambda net, x: torch.view_as_real(net.a(x) + 0j).mul_(2), "a view of another type is written in place"),
     ],
 )
 def test_state_that_members_do_not_have_is_refused(compute: Callable[..., Tensor], message: str) -> None:
@@ -202,8 +203,39 @@ def changed_in_a_slice(net: Any, x: Tensor) -> Tensor:
     return net.b(torch.cat([net.act(h[:, :2]), h[:, 2:]], 1))
 
 
+def part_of_a_copied_part(net: Any, x: Tensor) -> Tensor:
+    z = torch.empty(3, 4, dtype=x.dtype)
+    z.copy_(net.a(x).repeat(2, 1)[3:])
+    z[0] += 1
+    return net.b(z) + z[1:2]
+
+
+def copied_without_gradients(net: Any, x: Tensor) -> Tensor:
+    y, z = net.a(x), torch.empty_like(x)
+    with torch.no_grad():
+        z.copy_(y)
+    return y * z
+
+
+def in_float32(net: Any, x: Tensor) -> Tensor:
+    y = net.a(x).float()
+    y += net.b(x)
+    return y.double()
+
+
 @pytest.mark.parametrize(
-    "compute", [masked_copy, noisy_copy, old_buffer, scaled_input, changed_after_a_write, changed_in_a_slice]
+    "compute",
+    [
+        masked_copy,
+        noisy_copy,
+        old_buffer,
+        scaled_input,
+        changed_after_a_write,
+        changed_in_a_slice,
+        part_of_a_copied_part,
+        copied_without_gradients,
+        in_float32,
+    ],
 )
 def test_copies_and_activations_in_place_are_those_of_a_network(compute: Callable[..., Tensor]) -> None:
     def build(net: Any) -> None:

@@ -58,7 +58,9 @@ class Case:
 
     def plain(self, x: Tensor, rows: Tensor, bias: Tensor | None = None) -> Tensor:
         x = x if bias is None else x + bias.view(-1, 1, 1)
-        pooled = F.max_pool2d(apply(x, rows, CombineSpec(TRIO, get_parametrization("given"), 1), "reference"), 2)
+        pooled = F.max_pool2d(
+            apply(x, rows, CombineSpec(TRIO, get_parametrization("given"), 1), backend="reference"), 2
+        )
         pooled = self.drop(pooled) if self.rate else pooled
         if not self.flat:
             return pooled

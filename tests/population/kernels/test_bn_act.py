@@ -81,7 +81,7 @@ class Case:
             y if residual is None else y + residual,
             rows,
             CombineSpec(self.found, get_parametrization("given"), 1),
-            "reference",
+            backend="reference",
         )
 
     def fused(

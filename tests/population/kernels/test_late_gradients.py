@@ -106,7 +106,7 @@ def forward(case: Case, t: dict[str, Tensor], late: LateGradients | None) -> lis
 def forward_plain(case: Case, t: dict[str, Tensor]) -> list[Tensor]:
     y = F.batch_norm(t["x"], None, None, t["scale"], t["shift"], True, 0.1, EPSILON) + t.get("residual", 0.0)
     spec = CombineSpec(BASES, get_parametrization("given"), 1)
-    y = apply(y, t["rows"], spec, "reference")
+    y = apply(y, t["rows"], spec, backend="reference")
     outputs = [
         F.conv2d(F.pad(y, (*padding, *padding)), t[f"weight {i}"], stride=stride, groups=MEMBERS)
         for i, (_, stride, padding) in enumerate(case.users)
