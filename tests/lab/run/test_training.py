@@ -18,9 +18,10 @@ from hullo.lab.data import Dataset
 from hullo.lab.data.augment import draw_moves, draw_order
 from hullo.lab.distributed import World
 from hullo.lab.run.loaders import InMemoryLoader
-from hullo.lab.run.training import Training
+from hullo.lab.run.training import Training, make_optimizer
+from hullo.lab.spec.recipes import OPTIMIZERS
 from hullo.lab.spec.run_spec import Spec
-from hullo.population import SGD
+from hullo.population import SGD, Population
 from hullo.population.images import move, scale
 
 DATA = tiny_command.load("fashion-mnist-sample")
@@ -242,10 +243,6 @@ def test_alexnet_trains_by_sgd_with_step_schedule() -> None:
         assert rate(slower, updates) == pytest.approx(0.01)
         assert rate(slower, updates + 1) == pytest.approx(0.001)
     assert rate(Training([replace(spec, schedule="constant")], loader), 10**9) == pytest.approx(0.01)
-    scales, decays = training.optimizer.lr_scales, training.optimizer.own_decays
-    assert {float(scale) for name, scale in scales.items() if name.endswith("bias")} == {2.0}
-    assert {float(decay) for decay in decays.values()} == {0.0}
-    assert "stacked.conv1.weight" not in scales.keys() | decays.keys()
 
 
 class Centered(nn.Module):
@@ -276,3 +273,37 @@ def test_states_before_and_after_the_first_step_load(monkeypatch: pytest.MonkeyP
     one.load_state_dict(before)
     assert not one.population[1].center.any()
     assert one.step == 0
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_only_weights_decay_and_biases_have_a_rate_of_their_own(name: str) -> None:
+    def build() -> nn.Module:
+        hull = hullo.AffineHull("identity", "relu", groups=3)
+        return nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), hull, nn.LayerNorm([3, 2, 2]), nn.Conv2d(3, 2, 2))
+
+    def step(gradient: float, decay: float) -> dict[str, float]:
+        """Return by how much a member's parameters change at most; the other has neither gradients nor decay."""
+        population = Population([build(), build()], seeds=[0, 1])
+        settings = {"lr": [1e-3] * 2, "weight_decay": [0.0, decay], "coefficient_lr_scale": [1.0] * 2}
+        optimizer = make_optimizer(population, name, **settings, bias_lr_scale=2.0)
+        before = {key: p.detach().clone() for key, p in population.named_parameters()}
+        for p in population.parameters():
+            p.grad = torch.zeros_like(p)
+            p.grad[1] = gradient
+        optimizer.step()
+        changes = {key: (p.detach() - before[key]).abs() for key, p in population.named_parameters()}
+        assert not any(change[0].any() for change in changes.values())
+        return {key: change[1].max().item() for key, change in changes.items()}
+
+    decayed = {key for key, change in step(gradient=0.0, decay=0.5).items() if change > 0}
+    assert decayed == {"stacked.0.weight", "stacked.4.weight"}
+    moved = step(gradient=1.0, decay=0.0)
+    assert moved["stacked.4.bias"] == pytest.approx(2 * moved["stacked.4.weight"], rel=1e-3) != 0
+
+
+def test_cosine_schedule_ends_at_zero_with_the_last_update() -> None:
+    training = Training(members(schedule="cosine"), FEED)
+    updates = torch.arange(training.steps * training.epochs + 1, dtype=torch.float64)
+    factors = torch.stack([training.optimizer.schedule(u) for u in updates]).flatten()
+    expected = (1 + torch.cos(torch.pi * updates / updates[-1])) / 2
+    torch.testing.assert_close(factors, expected, rtol=0, atol=1e-12)
