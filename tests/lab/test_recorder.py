@@ -199,9 +199,14 @@ def test_nonfinite_loss_marks_a_diverged_run(tmp_path: Path) -> None:
         run.log(test_accuracy=60, train_loss=1.0)
         run.log(test_accuracy=50, train_loss=torch.tensor(math.nan))
         run.log(test_accuracy=50, train_loss=1e300)
-    (record,) = read(tmp_path)
-    assert record.diverged_in == 2
+    with hullo.lab.record(mlp(hull), tmp_path, **NAMES, seed=1) as run:
+        run.log(test_accuracy=60, train_loss=1.0)
+        hull.raw.data.fill_(math.nan)
+        run.log(test_accuracy=50, train_loss=1.0)
+    record, coefficients = read(tmp_path)
+    assert (record.diverged_in, coefficients.diverged_in) == (2, 2)
     assert record.train_loss == [1.0, None, None]
+    assert coefficients.coefficients[-1] == [[None, None]]
     for command in (["table"], ["report", "--output", str(tmp_path / "page.html")]):
         assert CliRunner().invoke(app, [command[0], str(tmp_path), *command[1:]]).exit_code == 0
 

@@ -118,13 +118,13 @@ class PlainAlexNet(nn.Sequential):
 
 
 def in_plain_form(name: str, tensor: Tensor, side: int) -> Tensor:
-    """Return a parameter of ours, or its gradient, as PyTorch's own layers hold it."""
+    """Return a parameter of ours as PyTorch's own layers hold it."""
     if name == "linear6.weight":
         return tensor.view(4096, side, side, 256).permute(0, 3, 1, 2).flatten(1)
     return tensor
 
 
-def test_logits_and_gradients_match_plain_pytorch() -> None:
+def test_logits_match_plain_pytorch() -> None:
     ours = networks.build("alexnet", activation="relu", **SMALL).double().eval()
     plain = PlainAlexNet(side=2, classes=10).double().eval()
     with torch.no_grad():
@@ -135,11 +135,6 @@ def test_logits_and_gradients_match_plain_pytorch() -> None:
     assert (plain[2](inputs) - inputs).norm() > 0.1 * inputs.norm()  # it matters here
     logits, expected = ours(batch), plain(batch)
     torch.testing.assert_close(logits, expected, rtol=1e-10, atol=1e-10 * expected.abs().max().item())
-    for outputs in (logits, expected):
-        outputs.square().mean().backward()
-    for (name, parameter), other in zip(ours.named_parameters(), plain.parameters(), strict=True):
-        actual = in_plain_form(name, parameter.grad, side=2)
-        torch.testing.assert_close(actual, other.grad, rtol=1e-9, atol=1e-10 * other.grad.abs().max().item())
 
 
 def test_population_trains_like_its_members(pair: Population) -> None:

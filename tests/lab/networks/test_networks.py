@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 import hullo
 from hullo.lab import networks
@@ -178,25 +176,3 @@ class TestRefusals:
     def test_smallest_valid_images_leave_one_pixel(self, name: str, smallest: int) -> None:
         network = networks.build(name, activation="relu", image_size=smallest)
         assert network(torch.zeros(1, 3, smallest, smallest)).shape == (1, 10)
-
-
-@pytest.mark.parametrize(
-    ("name", "training"),  # KerasNet's dropout would draw anew at every call
-    [("lenet5", True), ("kerasnet", False), ("resnet8", False), ("resnet8", True)],
-)
-def test_gradients_match_finite_differences(name: str, training: bool) -> None:
-    """Along any direction, by differences: nothing on the way from a parameter to the loss is forgotten."""
-    make = resnet8 if name == "resnet8" else functools.partial(networks.build, name)
-    network = make(activation="affine(identity,tanh)", image_size=16, num_classes=4).double().train(training)
-    x, labels, step = torch.rand(5, 3, 16, 16).double(), torch.arange(5) % 4, 1e-7
-    parameters = dict(network.named_parameters())
-
-    def loss(**others: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(functional_call(network, parameters | others, (x,)), labels)
-
-    gradients = torch.autograd.grad(loss(), list(parameters.values()))
-    for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
-        move = step * torch.randn_like(parameter)
-        with torch.no_grad():
-            slope = (loss(**{name: parameter + move}) - loss(**{name: parameter - move})) / 2
-        torch.testing.assert_close((gradient * move).sum() / step, slope / step, rtol=1e-4, atol=1e-6, msg=name)
