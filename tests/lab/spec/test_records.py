@@ -111,7 +111,7 @@ def test_incomplete_write_loses_only_its_own_record(
 def test_last_record_without_a_newline_is_kept(records: Records) -> None:
     records.add(several(2))
     records.path.write_bytes(records.path.read_bytes().rstrip(b"\n"))
-    assert (records.read(), records.truncated_bytes) == (several(2), 0)
+    assert (records.read(), records.describe_truncated()) == (several(2), "")
     records.add(several(3))
     assert records.read() == several(3)
     with records.path.open("ab") as file:
@@ -121,15 +121,15 @@ def test_last_record_without_a_newline_is_kept(records: Records) -> None:
     assert records.path.read_bytes().endswith(b'{"version":99}')
 
 
-def test_truncated_bytes_are_counted_until_removed(records: Records) -> None:
-    assert records.truncated_bytes == 0
+def test_truncated_line_is_described_until_it_is_removed(records: Records) -> None:
+    assert records.describe_truncated() == ""
     records.add(several(2))
-    assert records.truncated_bytes == 0
+    assert records.describe_truncated() == ""
     with records.path.open("ab") as file:
         file.write(b'{"version":1,')
-    assert records.truncated_bytes == 13
+    assert "truncated after 13 bytes" in records.describe_truncated()
     records.add(several(3))
-    assert records.truncated_bytes == 0
+    assert records.describe_truncated() == ""
 
 
 @pytest.mark.parametrize(

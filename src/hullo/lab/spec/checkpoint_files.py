@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from safetensors import SafetensorError
 from torch import Tensor
 
 from hullo.lab.files import read_safetensors
-from hullo.lab.spec import schema
 from hullo.lab.spec.run_spec import Spec, identify
 
 VERSION = "5"
@@ -37,14 +37,10 @@ def read_members(path: Path) -> tuple[Spec, ...]:
             f"runs with the hullo that wrote it, or {REMEDY}"
         )
     try:
-        spelled = schema.read_json(metadata.get("specs", "").encode())
-        schema.items(schema.text())(spelled, "specs")
-        members = tuple(map(Spec.parse, spelled))
+        members = tuple(map(Spec.parse, json.loads(metadata["specs"])))
         if (name := identify(members)) != path.stem:
             raise ValueError(f"its specs belong to {name}.safetensors")
-        if len({spec.population_key for spec in members}) > 1 or len(set(members)) < len(members):
-            raise ValueError("its specs are not those of one population")
-    except ValueError as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is not a checkpoint: {error}; {REMEDY}") from None
     return members
 

@@ -241,17 +241,12 @@ class Records:
         end = content.rfind(b"\n") + 1
         return content, len(content) if _is_complete(content[end:]) else end
 
-    @property
-    def truncated_bytes(self) -> int:
-        """Return the number of bytes of an incomplete last line."""
-        content, end = self._read_file()
-        return len(content) - end
-
     def describe_truncated(self) -> str:
         """Return a sentence on an incomplete last line; empty if there is none."""
-        if not (count := self.truncated_bytes):
+        content, end = self._read_file()
+        if len(content) == end:
             return ""
-        what = f"ignoring the last line of {self.path}, which is truncated after {count:,} bytes"
+        what = f"ignoring the last line of {self.path}, which is truncated after {len(content) - end:,} bytes"
         return f"{what}; the next record written there removes it"
 
     def add(self, records: Iterable[Record]) -> None:
