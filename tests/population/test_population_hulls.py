@@ -14,21 +14,6 @@ import hullo
 from hullo.population import SGD, Adam, LoweringError, Population
 
 
-def test_hull_at_several_sites_sums_gradients() -> None:
-    def network(act: nn.Module) -> nn.Module:
-        return nn.Sequential(nn.Linear(6, 6), act, nn.Linear(6, 6), act, nn.Linear(6, 3)).double()
-
-    members = [network(hullo.AffineHull("identity", "relu")), network(nn.ReLU())]
-    batches = inputs_of(plain_networks.MLP, 2)
-    population = Population(members)
-    assert population.activations.raw.shape == (2, 2, 2)
-    train(population, SGD(population, lr=0.1), batches)
-    for k, member in enumerate(members):
-        train_alone(member, torch.optim.SGD(member.parameters(), lr=0.1), batches[:, k])
-        assert_equal_states(population[k], member)
-    assert population[0][1] is population[0][3] or population[0][1].raw.equal(population[0][3].raw)  # type: ignore[index]
-
-
 def test_per_channel_per_layer_and_fixed_activations_mix() -> None:
     def network(act: nn.Module) -> nn.Module:
         return nn.Sequential(nn.Conv2d(3, 4, 3), act, nn.Flatten(), nn.Linear(144, 2)).double()

@@ -247,9 +247,10 @@ class Activations(nn.Module):
         used = [site.activations[k] for k in indices]
         bases = tuple(item for item in self.bases if any(item in activation.bases for activation in used))
         groups = math.lcm(*(item.groups for item in used))
+        owners = [0 if site.is_shared else k for k in indices]
         rows = [
             k * total + starts[k] + group * item.groups // groups
-            for k, item in zip(indices, used, strict=True)
+            for k, item in zip(owners, used, strict=True)
             for group in range(groups)
         ]
         columns = [self.bases.index(item) for item in bases]
@@ -266,7 +267,7 @@ class Activations(nn.Module):
             next((item.channel_dim for item in used if item.groups > 1), 1),
             members,
             None if bases == self.bases else at,
-            self.owners[rows_at],
+            rows_at,
             function=function,
             is_scaled=any(item.scales is not None for item in used),
         )
