@@ -74,7 +74,8 @@ class _Plan:
 
     Args:
         calls: the calls of each site.
-        groups: parametrizations, with the entries of the table that each makes coefficients of, (rows, bases).
+        groups: parametrizations, the entries of the table that each makes coefficients of, (rows, numbers), and whether
+            these are learned.
         order: for each row of all calls, its row of the table.
         uses: for each row of the table, the rows of calls that use it, padded with -1.
         places: for each entry of the table, that of its coefficient among those of all groups; 0 for none.
@@ -82,7 +83,7 @@ class _Plan:
     """
 
     calls: list[list[Call]]
-    groups: list[tuple[BuiltInParametrization, Tensor]]
+    groups: list[tuple[BuiltInParametrization, Tensor, bool]]
     order: Tensor
     uses: Tensor
     places: Tensor
@@ -225,17 +226,18 @@ class Activations(nn.Module):
             for i, site in enumerate(self.sites)
         ]
         taken = [row for site in calls for call in site for row in call.rows.tolist()]
-        entries: dict[tuple[str, int], dict[tuple[int, int], Tensor]] = {}
+        entries: dict[tuple[str, int, bool], dict[tuple[int, int], Tensor]] = {}
         for _, k, span, columns, activation in self._spans():
             name = {"fixed": "given", "slope": "free"}.get(activation.parametrization, activation.parametrization)
             first = (k * rows + torch.arange(span.start, span.stop)) * bases
-            entries.setdefault((name, len(columns)), {})[k, span.start] = first[:, None] + torch.tensor(columns)
+            own = entries.setdefault((name, len(columns), activation.is_learned), {})
+            own[k, span.start] = first[:, None] + torch.tensor(columns)
         places, groups, count = torch.zeros(members * rows * bases, dtype=torch.int64), [], 1
-        for (name, width), found in entries.items():
+        for (name, width, is_learned), found in entries.items():
             at, parametrization = torch.cat(list(found.values())), get_parametrization(name)
             places[at] = torch.arange(count, count + at.numel()).view(at.shape)
             count += at.numel()
-            groups.append((parametrization, at[:, : width - parametrization.fewer].to(self.raw.device)))
+            groups.append((parametrization, at[:, : width - parametrization.fewer].to(self.raw.device), is_learned))
         order, uses = torch.tensor(taken, dtype=torch.int32), _uses(taken, members * rows)
         tensors = (order, uses, places.view(members * rows, bases))
         order, uses, places = (item.to(self.raw.device) for item in tensors)
@@ -279,16 +281,14 @@ class Activations(nn.Module):
             return self.raw
         return torch.where(self.codes == CODES["slope"], self.slopes.unsqueeze(-1), self.raw)
 
-    @property
-    def numbers(self) -> Tensor:
-        """Return the numbers of every row."""
-        return torch.where(self.codes > 0, self.table, self.fixed.to(self.raw.dtype))
-
     def _transform(self, plan: _Plan, rows: Tensor) -> Tensor:
         """Return the coefficients of some rows, (rows, N), by plain operations."""
-        numbers = self.numbers.flatten()
-        made = [evaluate(parametrization, numbers[entries]).flatten() for parametrization, entries in plan.groups]
-        return torch.cat([numbers.new_zeros(1), *made])[plan.places[rows]]
+        learned, fixed = self.table.flatten(), self.fixed.flatten()
+        made = [
+            evaluate(parametrization, learned[entries] if is_learned else fixed[entries].to(learned)).flatten()
+            for parametrization, entries, is_learned in plan.groups
+        ]
+        return torch.cat([learned.new_zeros(1), *made])[plan.places[rows]]
 
     @property
     def coefficients(self) -> Tensor:
@@ -360,7 +360,8 @@ class Activations(nn.Module):
 
         Optimizers call this just before a step, on the gradient of the whole batch; see :mod:`hullo.optimizer_hook`.
         """
-        restricted = [(item.restrict, entries) for item, entries in self._plan.groups if item.restrict is not None]
+        groups = self._plan.groups
+        restricted = [(item.restrict, entries) for item, entries, is_learned in groups if item.restrict and is_learned]
         if not restricted:
             return gradient
         if kernels.support(self.raw):
@@ -378,8 +379,9 @@ class Activations(nn.Module):
 
     def member_tensors(self, k: int) -> Iterator[tuple[str, Tensor, bool]]:
         """Yield the names and values of the parameters that member k has at the sites, and whether they are learned."""
+        numbers = torch.where(self.codes > 0, self.table, self.fixed.to(self.raw.dtype))
         scales = self.raw if self.scales is None else self.scales()
-        numbers, scales = (item.flatten(0, 1)[self.owners].view(item.shape)[k] for item in (self.numbers, scales))
+        numbers, scales = (item.flatten(0, 1)[self.owners].view(item.shape)[k] for item in (numbers, scales))
         for i, member, span, columns, activation in self._spans():
             prefix = f"{self.sites[i].path}." if self.sites[i].path else ""
             if member == k and activation.parameter is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from hullo.population import kernels
 from hullo.population.flat_parameters import FlatParameters
 from hullo.population.population import Population
+from hullo.population.schedules import Numbers, Schedule
 
 if TYPE_CHECKING:
     from hullo.population.kernels.flat_optim import Rule
@@ -24,9 +25,7 @@ if TYPE_CHECKING:
 BLOCK = 2**18
 """Numbers of a parameter to update at once without a fused kernel: intermediate results then stay in a CPU's cache."""
 
-Numbers = float | Sequence[float] | Tensor
 Group = Mapping[str, Any]
-Schedule = Callable[[Tensor], Tensor | float]
 _GROUP_KEYS = {"params", "lr", "lr_scale", "weight_decay"}
 
 
