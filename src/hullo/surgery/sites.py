@@ -86,23 +86,6 @@ def put(parent: nn.Module, name: str, module: nn.Module) -> None:
     put_children(parent, {name: module})
 
 
-@dataclass
-class Names:
-    """Choose names for new children of a module."""
-
-    owner: nn.Module
-    taken: set[str] = field(default_factory=set)
-
-    def take(self, stem: str, number: int) -> str:
-        """Return the first of stem_1, stem_2, ... that the module does not have."""
-        stem = re.sub(r"\W", "_", stem)
-        stem = f"act_{stem}" if stem[:1].isdigit() else stem
-        while hasattr(self.owner, f"{stem}_{number}") or f"{stem}_{number}" in self.taken:
-            number += 1
-        self.taken.add(f"{stem}_{number}")
-        return f"{stem}_{number}"
-
-
 Group = list[Call]  # the calls that share a hull
 
 
@@ -168,7 +151,12 @@ def _join_modes(groups: list[Group]) -> list[Group]:
 
 
 class Planner:
-    """Decide for each group of calls where its hull is stored, and which expressions are changed."""
+    """Decide for each group of calls where its hull is stored, and which expressions are changed.
+
+    A hull takes the place of the module that the calls call, wherever it is registered, or of an attribute, as in
+    ``self.activation = F.relu``. If other groups call it, too, only one of them keeps the place. Any other hull is a
+    new child of the module whose code makes the calls, and this code is changed.
+    """
 
     def __init__(self, model: nn.Module, groups: Sequence[Group]) -> None:
         self.model, self.groups = model, groups
@@ -178,7 +166,6 @@ class Planner:
             for name, child in parent._modules.items():
                 if child is not None:
                     self.registered[id(child)].append((parent, name))
-        self.names = {id(module): Names(module) for module in model.modules()}
         self.of_module: dict[int, list[Group]] = defaultdict(list)
         self.of_spot: dict[Hashable, list[Group]] = defaultdict(list)
         self.of_attribute: dict[Hashable, list[Group]] = defaultdict(list)
@@ -189,16 +176,25 @@ class Planner:
                 self.of_spot[spot].append(group)
             self.of_attribute[_attribute(group[0])].append(group)
         self.containers: dict[Hashable, tuple[nn.Module, str, Turns]] = {}
+        self.new_names: set[tuple[int, str]] = set()
 
     def sites(self) -> list[Site]:
         return [self._site(group) for group in self.groups]
 
-    def _name(self, parent: nn.Module | None, *parts: str) -> str:
+    def _path(self, parent: nn.Module | None, *parts: str) -> str:
         return ".".join(part for part in (self.paths.get(id(parent), ""), *parts) if part)
 
+    def _new_name(self, owner: nn.Module, stem: str, number: int) -> str:
+        """Return the first of stem_1, stem_2, ... that a module does not have."""
+        stem = re.sub(r"\W", "_", stem)
+        stem = f"act_{stem}" if stem[:1].isdigit() else stem
+        while hasattr(owner, f"{stem}_{number}") or (id(owner), f"{stem}_{number}") in self.new_names:
+            number += 1
+        self.new_names.add((id(owner), f"{stem}_{number}"))
+        return f"{stem}_{number}"
+
     def _site(self, group: Group) -> Site:
-        call = group[0]
-        reading = call.reading
+        call, reading = group[0], group[0].reading
         module = next((item.callee for item in group if item.callee is not None), None)
         names = (item.reading.known.spelling if item.reading.known else item.what for item in group)
         function = ", ".join(dict.fromkeys(names))
@@ -210,70 +206,58 @@ class Planner:
             reason = next((why for item in edited if (why := why_not_edited(item))), "")
         if reason or not slots:
             at = self.registered.get(id(module), [])
-            name = self._name(*at[0]) if at else self._name(call.owner)
+            name = self._path(*at[0]) if at else self._path(call.owner)
             return Site(name, function, module, "" if at else call.place, reason, reading, group)
-        slot = slots[0]
-        several = len(self.of_module.get(id(module), ())) > 1
-        place = call.place if module is None or several else ""
-        return Site(
-            self._name(slot.parent, slot.name, slot.key), function, module, place, "", reading, group, slots, edited
-        )
+        name = self._path(slots[0].parent, slots[0].name, slots[0].key)
+        place = call.place if module is None or len(self.of_module[id(module)]) > 1 else ""
+        return Site(name, function, module, place, "", reading, group, slots, edited)
 
     def _place(self, group: Group, module: nn.Module | None) -> tuple[Sequence[Slot], Sequence[Call]]:
-        """Return the slots of the hull, and the calls to change."""
+        """Return the slots of the hull, and the calls to change, one for each expression."""
         firsts = list({call.spot: call for call in group}.values())
-        call = firsts[0]
-        assert call.reading.known is not None  # noqa: S101
-        if len(self.of_spot[call.spot]) > 1 and not self._is_in_sequence(group):  # a loop over submodules
-            owner: Any = call.owner
+        call, owner, groups = firsts[0], firsts[0].owner, self.of_module.get(id(module), [])
+        at = self.registered.get(id(module), [])
+        stem, number = _family(call), 1
+        if at:
+            stem, number = at[0][1] if at[0][1].isidentifier() else self._path(*at[0]), 2
+        in_loop = self.of_spot[call.spot]
+        if owner is not None and len(in_loop) > 1 and not self._is_in_sequence(group):
             if call.spot not in self.containers:
-                own = [name for parent, name in self.registered.get(id(module), ()) if parent is owner]
-                is_only = len(self.of_module.get(id(module), ())) == len(self.of_spot[call.spot])
-                stem = own[0] if own else call.reading.known.family
-                name = own[0] if own and is_only else self.names[id(owner)].take(stem, 2 if own else 1)
+                own = [name for parent, name in at if parent is owner]
+                keeps = bool(own) and len(groups) == len(in_loop)
+                name = own[0] if keeps else self._new_name(owner, own[0] if own else _family(call), 1 + bool(own))
                 self.containers[call.spot] = owner, name, Turns()
             owner, name, turns = self.containers[call.spot]
-            key = next(n for n, item in enumerate(self.of_spot[call.spot]) if item is group)
-            return [Slot(owner, name, str(key), turns)], firsts
-        reused = self._reused(group)
-        if reused:
-            served = {id(item.callee) for item in group if id(item.callee) in self.registered} | {id(None)}
-            held = _attribute(call) if module is None else None
-            free = [item for item in firsts if id(item.callee) in served and (item.callee is not None or held)]
-            return reused, [item for item in firsts if item not in free]
-        owner = call.owner
-        stem, number = call.reading.known.family, 1
-        if module is not None and self.registered.get(id(module)):
-            parent, name = self.registered[id(module)][0]
-            stem, number = name if name.isidentifier() else self._name(parent, name), 2
+            return [Slot(owner, name, str([item is group for item in in_loop].index(True)), turns)], firsts
+        if reused := self._reused(group):
+            is_held = module is None and _attribute(call) is not None
+            free = [is_held if item.callee is None else id(item.callee) in self.registered for item in firsts]
+            return reused, [item for item, is_free in zip(firsts, free, strict=True) if not is_free]
         if owner is None:
             return [Slot(self.model, stem)], firsts  # refused, since nothing can be changed
-        return [Slot(owner, self.names[id(owner)].take(stem, number))], firsts
+        return [Slot(owner, self._new_name(owner, stem, number))], firsts
 
     def _is_in_sequence(self, group: Group) -> bool:
         """Return whether nn.Sequential calls a module that it has under several names, once for each."""
         owner, module = group[0].owner, group[0].callee
         own = [name for parent, name in self.registered.get(id(module), ()) if parent is owner]
-        of_owner = [item for item in self.of_module.get(id(module), ()) if any(call.owner is owner for call in item)]
-        return isinstance(owner, nn.Sequential) and len(own) == len(of_owner) > 1
+        return isinstance(owner, nn.Sequential) and len(own) == len(self._of_owner(module, owner)) > 1
+
+    def _of_owner(self, module: nn.Module | None, owner: nn.Module | None) -> list[Group]:
+        return [group for group in self.of_module.get(id(module), ()) if any(call.owner is owner for call in group)]
 
     def _reused(self, group: Group) -> list[Slot]:
         """Return the children or attributes that the hull can take the place of, so that calls need not change."""
         found: list[Slot] = []
         for module in {id(call.callee): call.callee for call in group if call.callee is not None}.values():
-            at = self.registered.get(id(module), [])
-            groups = self.of_module[id(module)]
+            at, groups = self.registered.get(id(module), []), self.of_module[id(module)]
             if len(groups) > 1:
                 owner = next(call.owner for call in group if call.callee is module)
-                own = [(parent, name) for parent, name in at if parent is owner]
-                of_owner = [item for item in groups if any(call.owner is owner for call in item)]
+                own, of_owner = [item for item in at if item[0] is owner], self._of_owner(module, owner)
                 if self._is_in_sequence(group):
-                    own = [own[next(n for n, item in enumerate(of_owner) if item is group)]]
-                elif not own:
-                    own = at if _keeper(groups) is group else []
-                elif _keeper(of_owner) is not group:
-                    own = []
-                at = own
+                    at = [own[[item is group for item in of_owner].index(True)]]
+                else:
+                    at = (own or at) if _keeper(of_owner if own else groups) is group else []
             found += [Slot(parent, name) for parent, name in at]
         attribute = _attribute(group[0])
         if not found and group[0].callee is None and attribute and len(self.of_attribute[attribute]) == 1:
@@ -282,6 +266,11 @@ class Planner:
             if name in vars(holder) and not hasattr(type(holder), name):
                 found.append(Slot(holder, name))
         return found
+
+
+def _family(call: Call) -> str:
+    assert call.reading.known is not None  # noqa: S101
+    return call.reading.known.family
 
 
 def _keeper(groups: Sequence[Group]) -> Group:

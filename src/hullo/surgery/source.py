@@ -160,43 +160,35 @@ def loops_around(function: types.FunctionType, node: ast.AST) -> list[Position]:
     return found
 
 
+def _calls(function: types.FunctionType) -> Iterator[tuple[str, bool, ast.Call]]:
+    """Yield the name of each callee in the source of a function, whether it is an attribute of self, and the call."""
+    try:
+        tree = parse(function)
+    except LookupError:
+        return
+    first = tree.args.args[0].arg if tree.args.args else ""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            match node.func:
+                case ast.Attribute(value, name):
+                    yield name, isinstance(value, ast.Name) and value.id == first, node
+                case ast.Name(name):
+                    yield name, False, node
+
+
 def activation_calls(function: types.FunctionType) -> list[tuple[str, Position, str]]:
     """Return the calls of activation functions in the source of a function: names, positions and places."""
     used = {name.removesuffix("_") for code in codes(function.__code__) for name in names_in(code)}
     if used.isdisjoint(NAMES):
         return []
-    try:
-        tree = parse(function)
-    except LookupError:
-        return []
-    first = tree.args.args[0].arg if tree.args.args else ""
-    found = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            called = node.func
-            name = (
-                called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
-            )
-            is_own = (
-                isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name) and called.value.id == first
-            )
-            has_input = bool(node.args) or isinstance(called, ast.Attribute)
-            if name.removesuffix("_") in NAMES and not is_own and has_input:
-                place = f"{function.__qualname__}, line {node.lineno}"
-                found.append((name.removesuffix("_"), position(node), place))
-    return found
+    return [
+        (name.removesuffix("_"), position(node), f"{function.__qualname__}, line {node.lineno}")
+        for name, is_own, node in _calls(function)
+        if name.removesuffix("_") in NAMES and not is_own and (node.args or isinstance(node.func, ast.Attribute))
+    ]
 
 
 def count_calls(cls: type, attribute: str) -> int:
     """Return how many expressions in the methods of a class call an attribute of self."""
-    count = 0
-    for function in own_functions(cls):
-        try:
-            tree = parse(function)
-        except LookupError:
-            continue
-        first = tree.args.args[0].arg if tree.args.args else ""
-        called = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
-        found = [node for node in called if isinstance(node, ast.Attribute) and node.attr == attribute]
-        count += sum(isinstance(node.value, ast.Name) and node.value.id == first for node in found)
-    return count
+    found = (call for function in own_functions(cls) for call in _calls(function))
+    return sum(name == attribute and is_own for name, is_own, _ in found)
