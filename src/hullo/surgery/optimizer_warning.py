@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 import weakref
+from collections import defaultdict
 from typing import Any
 
 from torch import nn
@@ -44,34 +45,26 @@ def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, 
     for hull in [hull for hull in _pending if id(hull.raw) in updated]:
         del _pending[hull]
     steps = _seen.setdefault(optimizer, weakref.WeakKeyDictionary())
-    for hull in _pending:
-        if hull.raw.is_leaf and hull.raw.grad is not None:
+    late: dict[nn.Module, set[Hull]] = defaultdict(set)
+    for hull, model in [(hull, reference()) for hull, reference in _pending.items()]:
+        if model is not None and hull.raw.is_leaf and hull.raw.grad is not None:
             count, version = steps.get(hull, (0, hull.raw._version))
             steps[hull] = count + 1, version
-    for model in {ref() for ref in _pending.values()} - {None}:
-        _check(model, updated, steps)
+            if count + 1 >= _STEPS and hull.raw._version == version:
+                late[model].add(hull)
+    for model, hulls in late.items():
+        if not updated.isdisjoint(map(id, model.parameters())):
+            _warn([name or "the model" for name, hull in named_hulls("", model).items() if hull in hulls])
+            for hull in [hull for hull, reference in _pending.items() if reference() is model]:
+                del _pending[hull]
 
 
-def _check(model: Any, updated: set[int], steps: _Steps) -> None:
-    hulls = {name: hull for name, hull in named_hulls("", model).items() if hull in _pending}
-    not_updated = []
-    for name, hull in hulls.items():
-        count, version = steps.get(hull, (0, 0))
-        if count >= _STEPS and hull.raw._version == version:
-            not_updated.append(name or "the model")
-    if not not_updated or updated.isdisjoint(map(id, model.parameters())):
-        return
-    for hull in hulls.values():
-        del _pending[hull]
-    names = ", ".join(not_updated[:3]) + (", ..." if not_updated[3:] else "")
+def _warn(names: list[str]) -> None:
+    listed = ", ".join(names[:3]) + (", ..." if names[3:] else "")
     warnings.warn(
-        f"the optimizer updates the model but not the coefficients of {_count(not_updated)} ({names}): it was made "
-        "before replace_activations, or without them. Make it afterwards, or call optimizer.add_param_group({'params': "
-        "hullo.coefficient_parameters(model), 'weight_decay': 0.0}). To train the weights alone, freeze the hulls with "
-        "requires_grad_(False)",
+        f"the optimizer updates the model but not the coefficients of {len(names)} hull{'s' * (len(names) > 1)} "
+        f"({listed}): it was made before replace_activations, or without them. Make it afterwards, or call "
+        "optimizer.add_param_group({'params': hullo.coefficient_parameters(model), 'weight_decay': 0.0}). To train the "
+        "weights alone, freeze the hulls with requires_grad_(False)",
         stacklevel=4,
     )
-
-
-def _count(names: list[str]) -> str:
-    return f"{len(names)} hull{'s' * (len(names) > 1)}"

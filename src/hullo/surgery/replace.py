@@ -68,7 +68,7 @@ def replace_activations(
     mode share a hull. What cannot be replaced is not changed, and :func:`hullo.summary` lists it with the reason.
 
     Then the swap is proven: outputs, gradients of weights and buffers are as before, in both modes and with the same
-    random numbers; hulls run where activations did, also without gradients; and their coefficients change outputs.
+    random numbers; hulls run where activations did, also without gradients; and the outputs depend on each hull.
     After an error, the model is unchanged. The runs change neither the model nor random number generators.
 
     Without `example_inputs`, models of transformers and timm use those they know. Of any other model, only modules are
@@ -93,8 +93,8 @@ def replace_activations(
         groups: 1 for one activation per site, a number G for one per group of channels, or ``"channels"`` for one per
             channel. The last two need `example_inputs`; a number can be given with `channel_dim` instead.
         channel_dim: the channel dimension: 1 as in convolutions, -1 in transformers. By default it is inferred at each
-            site from the operations that computed its input: 1 after a convolution, -1 after a linear layer, moved by
-            permutations and reshapes in between. If it cannot be inferred, an error says so.
+            site from the layer that ran last: 1 after a convolution, -1 after a linear layer, or the only dimension of
+            that size. If it cannot be inferred, an error says so.
         parametrization: how raw parameters become coefficients, as in :class:`hullo.AffineHull`.
         share: which sites share a hull: ``"model"`` all of them, ``"block"`` those in the same numbered module, such as
             ``layers.0``, and those in none, or those for which a function of a :class:`hullo.surgery.Site` returns the
