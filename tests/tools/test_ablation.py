@@ -101,7 +101,6 @@ def test_effects_that_add_up_are_found_as_they_are(kind: str, data: st.DataObjec
     effects = {(effect.factor, effect.level): effect for effect in only(records).effects}
     assert effects.keys() == gives.keys()
     for key, effect in effects.items():
-        assert effect.difference is not None
         expected = Interval.of(gives[key])
         assert (effect.difference.mean, effect.difference.half) == pytest.approx(
             (expected.mean, expected.half), abs=1e-9
@@ -138,14 +137,6 @@ def test_seeds_that_not_all_pairs_have_do_not_count() -> None:
     scale, per = only(records).effects
     assert scale.difference == Interval(3.0, 0.0, 2)
     assert per.difference == Interval(2.0, 0.0, 2)
-
-
-def test_a_level_without_a_common_seed_says_so() -> None:
-    records = runs("affine", AFFINE, [80.0])
-    records += [make_record(f"affine({BASES},parametrization=free)", [81.0], seed=7, val_size=5000)]
-    (parametrization,) = only(records).effects
-    assert parametrization.difference is None
-    assert tables(study_tables(records))[0][1] == ["parametrization=free", "parametrization=recentred", "", "1", "0"]
 
 
 @pytest.mark.parametrize(
@@ -194,34 +185,12 @@ def test_the_best_come_first_and_the_default_is_shown_wherever_it_is() -> None:
     assert "**74.00" in text
 
 
-def test_runs_that_diverged_and_seeds_without_the_default_are_noted() -> None:
-    records = runs("affine", AFFINE, [80.0] * 2)
-    records += runs("affine", AFFINE._replace(scale=3.0), [10.0] * 3, ended="diverged in epoch 1")
-    notes = [line[-1] for line in tables(study_tables(records))[-1][1:]]
-    assert notes == ["best, default", "3 diverged, 2 of the seeds with the default"]
-
-
-@pytest.mark.parametrize(
-    ("default", "other", "message"),
-    [
-        (
-            [80.0, 81.0, 82.0],
-            [81.0, 82.1, 82.9],
-            "scale=3 per=layer is the best of 2 settings: +1.00 ± 0.25 against the default.",
-        ),
-        ([80.0], [83.0], "+3.00 against the default, but one seed decides nothing."),
-        ([], [83.0], "is the best of 1 setting: the default was not run with its seeds."),
-        (
-            [80.0, 81.0],
-            [79.0, 81.0],
-            "The default, parametrization=recentred init=uniform scale=1 per=layer, is the best of 2",
-        ),
-    ],
-)
-def test_the_winner_is_named_with_what_it_is_worth(default: list[float], other: list[float], message: str) -> None:
-    records = runs("affine", AFFINE, default) + runs("affine", AFFINE._replace(scale=3.0), other)
+def test_the_winner_is_named_with_what_it_is_worth() -> None:
+    records = runs("affine", AFFINE, [80.0, 81.0, 82.0]) + runs(
+        "affine", AFFINE._replace(scale=3.0), [81.0, 82.1, 82.9]
+    )
     text = study_tables(records).replace("\\", "")
-    assert message in text
+    assert "scale=3 per=layer is the best of 2 settings: +1.00 ± 0.25 against the default." in text
     assert "clear" not in text  # the images that it was picked on cannot say
 
 
@@ -241,9 +210,6 @@ def test_on_the_test_images_the_choice_is_reported_be_it_worse() -> None:
     )
     assert "1 epoch: test accuracy" in text
     assert [line[6] for line in tables(text)[0][1:]] == ["", "-1.00 ± 0.25"]
-    more = records + runs("convex", chosen._replace(scale=3.0), [79.0] * 3, val_size=0)
-    assert "flattered" not in text
-    assert "As 2 settings saw the test images" in study_test_tables(more)
 
 
 def test_on_the_test_images_a_difference_is_clear_unless_its_interval_holds_0() -> None:

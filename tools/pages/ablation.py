@@ -54,7 +54,7 @@ class Effect(NamedTuple):
     level: str | float
     default: str | float
     pairs: int
-    difference: Interval | None  # None where the pairs have no seed in common
+    difference: Interval
 
 
 @dataclass(frozen=True)
@@ -91,15 +91,14 @@ class Family:
     def best(self) -> Choice:
         return next(iter(self.reached))
 
-    def difference(self, *pairs: tuple[Choice, Choice]) -> Interval | None:
-        """Return by how much the first of each pair exceeds the second, on the seeds that all have; None if none.
+    def difference(self, *pairs: tuple[Choice, Choice]) -> Interval:
+        """Return by how much the first of each pair exceeds the second, on the seeds that all have.
 
         Runs of one seed are no independent witnesses, so a seed counts once, with its mean over all pairs.
         """
-        both = [(self.reached.get(one, {}), self.reached.get(other, {})) for one, other in pairs]
+        both = [(self.reached[one], self.reached[other]) for one, other in pairs]
         seeds = set.intersection(*(set(one) & set(other) for one, other in both))
-        each = [mean(one[seed] - other[seed] for one, other in both) for seed in sorted(seeds)]
-        return Interval.of(each) if each else None
+        return Interval.of(mean(one[seed] - other[seed] for one, other in both) for seed in sorted(seeds))
 
     @property
     def effects(self) -> Iterator[Effect]:
@@ -151,48 +150,31 @@ def _head(family: Family) -> str:
 
 def _winner(family: Family) -> str:
     """Return the best choice and its lead, which the choice itself makes too large."""
-    number = len(family.reached)
-    settings = f"{number} setting{'s' * (number > 1)}"
-    if family.best == family.default:
-        return escape(f"The default, {family.default}, is the best of {settings}.")
-    lead = _against(family.difference((family.best, family.default)))
-    flattered = f"As the best of {number} its lead is too large: what it reaches on the test images counts."
-    return escape(f"{family.best} is the best of {settings}: {lead}. {flattered}")
+    number, lead = len(family.reached), family.difference((family.best, family.default)).spell("+.2f")
+    return escape(
+        f"{family.best} is the best of {number} settings: {lead} against the default. As the best of {number} its lead "
+        "is too large: what it reaches on the test images counts."
+    )
 
 
 def _outcome(family: Family) -> str:
-    """Return the difference of each choice from the default."""
-    others = [choice for choice in family.reached if choice != family.default]
-    said = [f"{choice}: {_lead(family, choice)}." for choice in others]
-    if len(others) > 1:
-        said.append(f"As {len(others)} settings saw the test images, the lead of the best is too large here, too.")
+    """Return the difference of each choice from the default, and whether it is significant."""
+    said = []
+    for choice in family.reached:
+        if choice != family.default:
+            lead = family.difference((choice, family.default))
+            clear = f"clearly {'better' if lead.mean > 0 else 'worse'}"
+            verdict = "no clear difference" if lead.covers(0) else clear
+            said.append(f"{choice}: {lead.spell('+.2f')} against the default, {verdict}.")
     return escape(" ".join(said))
-
-
-def _lead(family: Family, choice: Choice) -> str:
-    """Return the difference of a choice from the default, and whether it is significant."""
-    difference = family.difference((choice, family.default))
-    if difference is None or difference.half is None:
-        return _against(difference)
-    if difference.low <= 0 <= difference.high:
-        return f"{_against(difference)}, no clear difference"
-    return f"{_against(difference)}, clearly {'better' if difference.mean > 0 else 'worse'}"
-
-
-def _against(difference: Interval | None) -> str:
-    if difference is None:
-        return "the default was not run with its seeds"
-    against = f"{difference.spell('+.2f')} against the default"
-    return against if difference.half is not None else f"{against}, but one seed decides nothing"
 
 
 def _effects(family: Family) -> str:
     lines = []
     for factor, level, default, pairs, difference in family.effects:
         sides = (escape(f"{factor}={_spell(side)}") for side in (level, default))
-        seeds = difference.count if difference else 0
-        lines.append([*sides, difference.spell("+.2f") if difference else "", str(pairs), str(seeds)])
-    return grid(("level", "against", "difference", "pairs of settings", "seeds"), lines) if lines else ""
+        lines.append([*sides, difference.spell("+.2f"), str(pairs), str(difference.count)])
+    return grid(("level", "against", "difference", "pairs of settings", "seeds"), lines)
 
 
 def _ranking(family: Family) -> str:
@@ -206,14 +188,10 @@ def _ranking(family: Family) -> str:
 
 
 def _line(family: Family, rank: int, choice: Choice) -> list[str]:
-    accuracy = Interval.of(family.reached[choice].values())
-    over = None if choice == family.default else family.difference((choice, family.default))
-    pairs = over.count if over else accuracy.count
-    diverged = sum(record.diverged for record in family.records if Choice.of(record.spec) == choice)
-    notes = ["best"] * (rank == 1) + ["default"] * (choice == family.default)
-    notes += [f"{diverged} diverged"] * bool(diverged)
-    notes += [f"{pairs} of the seeds with the default"] * (pairs < accuracy.count)
-    figures = [accuracy.spell(), over.spell("+.2f") if over else "", str(accuracy.count), ", ".join(notes)]
+    accuracy, is_default = Interval.of(family.reached[choice].values()), choice == family.default
+    over = "" if is_default else family.difference((choice, family.default)).spell("+.2f")
+    notes = ["best"] * (rank == 1) + ["default"] * is_default
+    figures = [accuracy.spell(), over, str(accuracy.count), ", ".join(notes)]
     texts = [str(rank), *(escape(_spell(level)) for level in choice), *figures]
     return [f"**{text}**" if text and rank == 1 else text for text in texts]
 
