@@ -175,12 +175,15 @@ def test_runs_that_diverge_are_counted_and_do_not_stop_others(tmp_path: Path) ->
         ({"candidates": ["gellu"]}, "gellu"),
         ({"candidates": ["relu"]}, "no candidate"),
         ({"loss": lambda outputs, targets: F.cross_entropy(outputs, targets)}, "per sample"),
-        ({"minutes": 1e-4}, "too few"),
+        ({"minutes": 1e-4}, "too short"),
+        ({"train": (X, NUMBERS), "loss": "cross_entropy"}, "need classes"),
+        ({"train": (X, NUMBERS)}, "do not fit"),
+        ({"network": lambda: nn.Sequential(nn.Flatten(), nn.ReLU())}, "no parameters"),
     ],
 )
 def test_errors_say_what_is_valid(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=words):
-        compare(mlp, (X, LABELS), output=tmp_path, **FAST | changes)
+        compare(**{"network": mlp, "train": (X, LABELS), "output": tmp_path} | FAST | changes)
 
 
 def test_data_that_do_not_fit_are_refused(tmp_path: Path) -> None:

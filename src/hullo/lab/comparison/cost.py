@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +13,7 @@ from torch import Tensor, nn
 REPEATS = 15
 
 
-@dataclass(frozen=True)
-class StepCost:
+class StepCost(NamedTuple):
     """The seconds of a training step, and the bytes that it holds: parameters, and tensors for the backward pass."""
 
     seconds: float
@@ -24,31 +22,24 @@ class StepCost:
 
 def measure_costs(networks: Sequence[nn.Module], inputs: Tensor, loss: Callable[[Any], Tensor]) -> list[StepCost]:
     """Return the costs of networks, measured in turns, so that a busy machine slows all of them alike."""
-    steps = [_step(network.to(inputs.device).train(), inputs, loss) for network in networks]
-    memory = [_measure_memory(network, step, inputs.device) for network, step in zip(networks, steps, strict=True)]
-    times: list[list[float]] = [[] for _ in steps]
-    for _ in range(REPEATS):
-        for step, own in zip(steps, times, strict=True):
-            started = _now(inputs.device)
-            step()
-            own.append(_now(inputs.device) - started)
-    return [StepCost(median(own), held) for own, held in zip(times, memory, strict=True)]
 
-
-def _step(network: nn.Module, inputs: Tensor, loss: Callable[[Any], Tensor]) -> Callable[[], None]:
-    def step() -> None:
+    def step(network: nn.Module) -> float:
+        started = now(inputs.device)
         network.zero_grad()
         loss(network(inputs)).backward()  # type: ignore[no-untyped-call]
+        return now(inputs.device) - started
 
-    return step
+    memory = [_measure_memory(network.to(inputs.device).train(), step, inputs.device) for network in networks]
+    rounds = [[step(network) for network in networks] for _ in range(REPEATS)]
+    return [StepCost(median(own), held) for own, held in zip(zip(*rounds, strict=True), memory, strict=True)]
 
 
-def _measure_memory(network: nn.Module, step: Callable[[], None], device: torch.device) -> int:
+def _measure_memory(network: nn.Module, step: Callable[[nn.Module], object], device: torch.device) -> int:
     """Return the peak memory of a step on a GPU; on a CPU, parameters and what the backward pass needs."""
-    step()
+    step(network)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-        step()
+        step(network)
         return int(torch.cuda.max_memory_allocated(device))
     held: dict[int, int] = {}
 
@@ -58,13 +49,14 @@ def _measure_memory(network: nn.Module, step: Callable[[], None], device: torch.
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        step()
+        step(network)
     for parameter in network.parameters():
-        held[parameter.untyped_storage().data_ptr()] = parameter.untyped_storage().nbytes()
+        keep(parameter.detach())
     return sum(held.values())
 
 
-def _now(device: torch.device) -> float:
+def now(device: torch.device) -> float:
+    """Return the time, once a GPU has done its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

@@ -192,8 +192,9 @@ class StreamLoader:
                 leaves, self._spec = pytree.tree_flatten(batch)
                 yield tuple(leaf.to(self.device) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
 
-    def load_batch(self, *batch: Tensor) -> tuple[Any]:
+    def load_eval(self, *batch: Tensor) -> Any:
         """Return the batch as the DataLoader yielded it."""
-        return (pytree.tree_unflatten(list(batch), self._spec),)
+        return pytree.tree_unflatten(list(batch), self._spec)
 
-    load_eval = load_batch
+    def load_batch(self, *batch: Tensor) -> tuple[Any]:
+        return (self.load_eval(*batch),)

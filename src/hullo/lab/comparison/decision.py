@@ -14,7 +14,7 @@ from itertools import product
 from statistics import mean, stdev
 from typing import NamedTuple
 
-from hullo.lab.analysis.power import detectable_difference, seeds_needed
+from hullo.lab.analysis.power import seeds_needed
 from hullo.lab.analysis.statistics import ALPHA, p_value, pooled_deviation, t_quantile
 
 ORIGINAL = "own"
@@ -273,8 +273,3 @@ def confirm(choice: Choice, pairs: int, worth: float, look: int, scores: Mapping
     """Judge the challenger on fresh seeds, those of earlier looks included."""
     tests = [scores[arm].test for arm in choice.confirmation(pairs)]
     return judge(tests[::2], tests[1::2], worth, look, worst_of(score.test for score in choice.scores.values()))
-
-
-def detectable(deviation: float, pairs: int, look: int) -> float:
-    """Return the gain that a confirmation finds with a probability of 0.8."""
-    return detectable_difference(deviation, pairs, alpha_of(look))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from threading import Event
@@ -15,6 +14,7 @@ import torch
 
 from hullo._compat import is_out_of_memory
 from hullo.lab.comparison.budget import Clock, Cost, OutOfTime
+from hullo.lab.comparison.cost import now
 from hullo.lab.comparison.decision import FRESH, Arm, Score
 from hullo.lab.comparison.store import Store
 from hullo.lab.comparison.trial import Setup, Trial
@@ -171,27 +171,26 @@ class Engine:
 
     def _measure(self, arms: Sequence[Arm]) -> tuple[float, float]:
         """Return the seconds to set up a population, and those of an epoch."""
-        started = self._now()
+        device = self.setup.loader.device
+        started = now(device)
         trial = Trial(arms, self.setup, MEASURED_EPOCHS)
         steps = trial.advance()
         next(steps)
-        setup = self._now() - started
+        ready = now(device)
         if trial.steps > MEASURED_STEPS:
-            seconds = self._time(lambda: [next(steps) for _ in range(MEASURED_STEPS)]) * trial.steps / MEASURED_STEPS
-            return setup, seconds + self._time(trial.evaluate)
-        while trial.step:
-            next(steps)
-        return setup, self._time(lambda: [next(steps) for _ in range(trial.steps + 1)])
-
-    def _time(self, action: Callable[[], object]) -> float:
-        started = self._now()
-        action()
-        return self._now() - started
-
-    def _now(self) -> float:
-        if self.setup.loader.device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.monotonic()
+            for _ in range(MEASURED_STEPS):
+                next(steps)
+            stepped = now(device)
+            trial.evaluate()
+            seconds = (stepped - ready) * trial.steps / MEASURED_STEPS + now(device) - stepped
+        else:
+            while trial.step:
+                next(steps)
+            warm = now(device)
+            for _ in range(trial.steps + 1):  # with the evaluation
+                next(steps)
+            seconds = now(device) - warm
+        return ready - started, seconds
 
 
 def spell_time(seconds: float) -> str:

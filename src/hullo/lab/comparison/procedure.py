@@ -13,6 +13,7 @@ from itertools import count, takewhile
 
 import torch
 
+from hullo.lab.analysis.power import detectable_difference
 from hullo.lab.comparison import decision
 from hullo.lab.comparison.budget import MAX_SEEDS, MIN_PAIRS, Cost, OutOfTime, Plan, make_plan
 from hullo.lab.comparison.cost import StepCost, measure_costs
@@ -63,13 +64,11 @@ class Procedure:
         result = Result(
             *engine.names,
             split=self.split,
-            metric=metric,
+            setup=engine.setup,
             plan=plan,
-            candidates=list(engine.setup.candidates.values()),
             choice=choice,
             verdict=verdict,
             store=store,
-            example=engine.setup.example,
             worth=worth,
             power=store.state.get("power"),
             costs=costs,
@@ -157,7 +156,7 @@ class Procedure:
         """Print the power of the confirmation, before it starts."""
         likely = ""
         if choice.deviation is not None:
-            power = decision.detectable(choice.deviation, pairs, look)
+            power = detectable_difference(choice.deviation, pairs, decision.alpha_of(look))
             self.engine.store.update(power=power)
             unit = f" {self.engine.setup.task.metric.unit}".rstrip()
             likely = f"; a gain of {spell_number(power)}{unit} is found with a probability of 80 %"
@@ -180,8 +179,7 @@ class Procedure:
         setup = self.engine.setup
         if setup.step is not None or setup.example is None:
             return []
-        loaded = setup.loader.load_eval(*next(setup.loader.eval_batches("val")))
-        inputs, targets = loaded[0] if setup.loader.is_shared else loaded
+        inputs, targets = setup.loader.load_eval(*next(setup.loader.eval_batches("val")))
         chosen = torch.arange(setup.batch_size, device=setup.loader.device) % len(targets)
         candidates = [setup.candidates[name] for name in (ORIGINAL, choice.challenger)]
         networks = [item.plain(item.build(0, setup.example)) for item in candidates]

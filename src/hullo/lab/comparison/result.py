@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import mean
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hullo.lab.analysis.statistics import t_quantile
 from hullo.lab.comparison.budget import Plan
@@ -19,6 +19,7 @@ from hullo.lab.comparison.cost import StepCost
 from hullo.lab.comparison.decision import FRESH, KEEP, ORIGINAL, WINS, Choice, Verdict, fill, worst_of
 from hullo.lab.comparison.store import Store
 from hullo.lab.comparison.task import Metric
+from hullo.lab.comparison.trial import Setup
 
 CONFIRMED, EXPLORED = "confirmed", "exploratory"
 
@@ -61,13 +62,11 @@ class Result:
     network: str
     data: str
     split: str
-    metric: Metric
+    setup: Setup
     plan: Plan
-    candidates: Sequence[Candidate]
     choice: Choice
     verdict: Verdict | None
     store: Store
-    example: Tensor | None
     worth: float | None = None
     power: float | None = None
     costs: list[StepCost] = field(default_factory=list)
@@ -79,6 +78,14 @@ class Result:
         return self.store.folder
 
     @property
+    def metric(self) -> Metric:
+        return self.setup.task.metric
+
+    @property
+    def candidates(self) -> list[Candidate]:
+        return list(self.setup.candidates.values())
+
+    @property
     def best(self) -> nn.Module:
         """Return the network to use, trained, as a plain module: the challenger's if it wins, else the original's."""
         wins = self.verdict is not None and self.verdict.kind == WINS
@@ -88,7 +95,7 @@ class Result:
         """Return the network of a candidate, by its label or its spelling, that was best on validation data."""
         for item in self.candidates:
             if candidate in (item.name, item.label):
-                return item.plain(self.store.load_weights(item.label, item.build(0, self.example)))
+                return item.plain(self.store.load_weights(item.label, item.build(0, self.setup.example)))
         labels = ", ".join(item.label for item in self.candidates)
         raise ValueError(f"unknown candidate {candidate!r}; available: {labels}")
 
@@ -121,7 +128,8 @@ class Result:
     @property
     def challenger(self) -> str:
         """Return the label of the challenger; an empty string if there is none yet."""
-        return next((item.label for item in self.candidates if item.name == self.choice.challenger), "")
+        name = self.choice.challenger
+        return self.setup.candidates[name].label if name else ""
 
     @property
     def finding(self) -> str:

@@ -115,9 +115,9 @@ class Trial(Loop):
         """Return each member's losses on a batch, the score of each sample, and outputs for metric functions."""
         loaded = self.loader.load_eval(*batch)
         if self.user_step is not None:
-            losses, _ = self._losses(*loaded)
+            losses, _ = self._losses(loaded)
             return losses, losses, losses
-        inputs, targets = loaded[0] if self.loader.is_shared else loaded
+        inputs, targets = loaded
         losses, outputs = self._apply(inputs, targets, in_dims=None)
         if self.task.metric.examples is None:
             return losses, losses, outputs
@@ -131,8 +131,7 @@ class Trial(Loop):
             for batch in self.loader.eval_batches(name):
                 parts.append([part.clone() for part in self._score_batch(*batch)])
                 if metric.whole is not None:
-                    loaded = self.loader.load_eval(*batch)
-                    targets.append((loaded[0] if self.loader.is_shared else loaded)[1])
+                    targets.append(self.loader.load_eval(*batch)[1])
         losses, examples, outputs = (torch.cat(part, 1) for part in zip(*parts, strict=True))
         if metric.whole is not None:
             values = [float(metric.whole(own, torch.cat(targets))) for own in outputs]
