@@ -85,6 +85,13 @@ def test_every_layout_and_way_agrees_with_float64(layout: str, parametrization: 
     check(*random_case(shape, groups, 3 - spec.parametrization.fewer, memory), spec)
 
 
+@pytest.mark.parametrize("parametrization", ["projection", "softmax"])
+def test_large_raw_parameters_keep_the_sum_of_one(parametrization: str) -> None:
+    x, raw = torch.linspace(-3, 3, 7, device=DEVICE), torch.tensor([1e8, -1e8, 0.0], device=DEVICE)
+    spec = CombineSpec(TRIO, get_parametrization(parametrization), 0)
+    assert torch.equal(kernels.forward(x, raw, spec), x)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("bases", [TRIO, SIX], ids=["three", "six"])
 @pytest.mark.parametrize("layout", ["odd", "groups of channels", "channels last, groups"])
