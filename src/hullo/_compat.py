@@ -30,7 +30,6 @@ _PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
 _count_modes = torch._C._len_torch_dispatch_stack
 _is_key_included = torch._C._dispatch_tls_is_dispatch_key_included
 _forward_ad = torch.autograd.forward_ad
-_TensorGuards = getattr(torch._C._dynamo.guards, "TensorGuards", None)
 _ORDINARY = (Tensor, torch.nn.Parameter)
 
 # Aliases instead of wrappers: torch.compile supports these functions, but not Python functions that call them.
@@ -118,17 +117,16 @@ def is_plain(*tensors: Any) -> bool:
     return True
 
 
-def check_for(*tensors: Tensor) -> Callable[..., bool] | None:
+def check_for(*tensors: Tensor) -> Callable[..., bool]:
     """Return a function that checks in one call whether tensors are like these: type, dtype, device, shape, strides,
-    requires_grad and dispatch keys, which include those of transforms and tracers; None if this version of PyTorch has
-    no such check.
+    requires_grad and dispatch keys, which include those of transforms and tracers.
 
     Forward-mode differentiation and dispatch modes are to be checked separately: see :func:`is_eager`.
     """
-    if _TensorGuards is None:
-        return None
-    sizes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
-    check: Callable[..., bool] = _TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+    sizes: Any = [list(t.shape) for t in tensors]
+    strides: Any = [list(t.stride()) for t in tensors]
+    guards = torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+    check: Callable[..., bool] = guards.check
     return check
 
 

@@ -135,8 +135,7 @@ class CallCache(dict[int, tuple[Callable[..., bool], Call]]):
         """Add the call of tensors."""
         if len(self) > 255:
             self.clear()
-        if (check := check_for(x, raw)) is not None:
-            self[x.numel()] = check, call
+        self[x.numel()] = check_for(x, raw), call
 
 
 @fx.wrap
