@@ -105,7 +105,8 @@ class TestDerivativesOfAnyOrder:
         def loss(c: Tensor, x: Tensor, backend: str) -> Tensor:
             return hullo.combine(x, c, ("identity", "tanh", "gelu"), channel_dim=-1, backend=backend).pow(3).sum()
 
-        for transform in (torch.func.grad(loss), torch.func.hessian(loss, argnums=1)):
+        gradient = torch.func.grad(loss, argnums=(0, 1))
+        for transform in (gradient, torch.func.jacrev(gradient, argnums=(0, 1)), torch.func.hessian(loss, argnums=1)):
             found, expected = (
                 torch.vmap(transform, (None, 0, None))(c, x, backend) for backend in ("triton", "reference")
             )
