@@ -33,7 +33,7 @@ from pages.speed import cost_table, read_plain, speed_table
 
 from hullo.lab.analysis.experiments import Experiment, experiments
 from hullo.lab.analysis.sources import longest_of_columns, read_records
-from hullo.lab.analysis.tables.markdown import detailed_tables, glance_table
+from hullo.lab.analysis.tables.markdown import detailed_tables, overview_table
 from hullo.lab.bench.results import draw_chart, read_rows
 from hullo.lab.spec.records import Record
 
@@ -56,7 +56,7 @@ def of_columns(make: Callable[[Sequence[Experiment]], str]) -> Part:
 PARTS: dict[str, Part] = {
     "gains": of_columns(gains_table),
     "gains-brief": of_columns(lambda experiments: gains_table(experiments, brief=True)),
-    "table": of_columns(glance_table),
+    "table": of_columns(overview_table),
     "details": of_columns(detailed_tables),
     "readings": of_columns(readings_tables),
     "summary": of_columns(summary_table),

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from hullo.lab.analysis.experiments import Experiment, place
 from hullo.lab.analysis.readings import LAST
 from hullo.lab.analysis.statistics import Interval
-from hullo.lab.analysis.tables.format import origin, title
+from hullo.lab.analysis.tables.format import provenance, title
 from hullo.lab.analysis.tables.markdown import escape, grid
 from hullo.lab.spec.activation import ActivationSpec
 from hullo.lab.spec.records import Record
@@ -138,7 +138,7 @@ def _render(found: Sequence[Family], *parts: Callable[[Family], str]) -> str:
     """Return the parts of each family under a heading; nothing if there are no families."""
     texts = [text for family in found for part in (_head, *parts) if (text := part(family))]
     read = "Means and 95 % intervals over seeds; differences on the same seeds; runs that diverged count as they ended."
-    made = f"<sub>{read} {escape(origin(record for family in found for record in family.records))}</sub>"
+    made = f"<sub>{read} {escape(provenance(record for family in found for record in family.records))}</sub>"
     return "\n\n".join([*texts, made]) if texts else ""
 
 

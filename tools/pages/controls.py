@@ -9,7 +9,7 @@ from hullo.lab.analysis.experiments import REFERENCE, SETTINGS, Experiment
 from hullo.lab.analysis.inference import Comparison, compare
 from hullo.lab.analysis.readings import CHOSEN, LAST10, Reading
 from hullo.lab.analysis.statistics import Interval
-from hullo.lab.analysis.tables.format import origin
+from hullo.lab.analysis.tables.format import provenance
 from hullo.lab.analysis.tables.markdown import escape, grid
 from hullo.lab.spec.run_spec import Spec
 from pages.answers import exceed_each
@@ -48,11 +48,11 @@ def _pairs(experiments: Sequence[Experiment]) -> list[tuple[Experiment, Experime
 
 def _made(pairs: Sequence[tuple[Experiment, Experiment]]) -> str:
     """Return what the controls were run with."""
-    return f"<sub>{escape(origin(record for control, _ in pairs for record in control.records))}</sub>"
+    return f"<sub>{escape(provenance(record for control, _ in pairs for record in control.records))}</sub>"
 
 
 def _plain(setting: Spec) -> Spec:
-    """Return the setting with every default but for what a control shares with the table."""
+    """Return the default setting, except for what a control shares with the table."""
     shared = {name: getattr(setting, name) for name in SHARED}
     network = VARIANTS.get(setting.network, setting.network)
     return Spec.default(network, setting.data, setting.activation, seed=setting.seed, **shared)

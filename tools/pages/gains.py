@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hullo.lab.analysis.experiments import Experiment
 from hullo.lab.analysis.inference import Comparison, compare
 from hullo.lab.analysis.report.finding import compare_best
-from hullo.lab.analysis.tables.format import origin
+from hullo.lab.analysis.tables.format import provenance
 from hullo.lab.analysis.tables.markdown import escape, grid
 from pages.verdicts import FIXED
 
@@ -41,7 +41,7 @@ def gains_table(experiments: Sequence[Experiment], *, brief: bool = False) -> st
         for e, found, over_fixed in shown
     )
     readings = dict.fromkeys(e.reading.sentence for e, *_ in shown)
-    made = origin(record for e, *_ in shown for record in e.records)
+    made = provenance(record for e, *_ in shown for record in e.records)
     about = NOTE if brief else " ".join([NOTE, *readings, made])
     return f"{grid([escape(title) for title in HEAD], lines)}\n\n<sub>{escape(about)}</sub>"
 

@@ -7,7 +7,7 @@ from statistics import mean
 
 from hullo.lab.analysis.experiments import Experiment
 from hullo.lab.analysis.inference import Comparison, compare
-from hullo.lab.analysis.tables.markdown import escape, glance_table
+from hullo.lab.analysis.tables.markdown import escape, overview_table
 from pages.verdicts import FIXED, HULLS
 
 ABOUT = "**AlexNet on Imagewoof**, ten classes of ILSVRC-2012: the paper's network on real images, not its column."
@@ -17,7 +17,7 @@ def imagewoof_part(experiments: Sequence[Experiment]) -> str:
     """Return an introduction, the table, and the gain of the best hull over the best fixed activation."""
     compared = ((e, compare(e.accuracies, HULLS, FIXED)) for e in experiments)
     gains = [_describe(experiment, found) for experiment, found in compared if found]
-    return "\n\n".join([" ".join([ABOUT, *gains]), glance_table(experiments)])
+    return "\n\n".join([" ".join([ABOUT, *gains]), overview_table(experiments)])
 
 
 def _describe(experiment: Experiment, found: Comparison) -> str:

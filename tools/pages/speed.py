@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from hullo.lab.analysis.experiments import place
-from hullo.lab.analysis.tables.format import origin
+from hullo.lab.analysis.tables.format import provenance
 from hullo.lab.analysis.tables.markdown import escape, grid
 from hullo.lab.spec.paper import ROWS, Column, parse_column
 from hullo.lab.spec.records import Record
@@ -102,4 +102,4 @@ def cost_table(records: Sequence[Record]) -> str:
 
 
 def _with_origin(table: str, records: Iterable[Record]) -> str:
-    return f"{table}\n\n<sub>{escape(origin(records))}</sub>"
+    return f"{table}\n\n<sub>{escape(provenance(records))}</sub>"

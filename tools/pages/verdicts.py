@@ -102,7 +102,7 @@ class Claim:
     def seeds_needed(self) -> int | None:
         """Return the number of fresh seeds that would decide an undecided claim if the mean differences are true.
 
-        None if that is beyond what is searched, or unknown for want of a second seed.
+        None if that is beyond what is searched, or unknown without a second seed.
         """
         for side, enough in enumerate((self._enough, self._too_many)):
             alpha = ALPHA / (len(self.answers) - enough + 1)

@@ -20,7 +20,7 @@ from rich.console import Console
 from hullo.lab.analysis.experiments import SETTINGS, experiments
 from hullo.lab.analysis.tables import latex, markdown
 from hullo.lab.analysis.tables.csv import csv_table
-from hullo.lab.analysis.tables.format import origin
+from hullo.lab.analysis.tables.format import provenance
 from hullo.lab.analysis.tables.terminal import terminal_table
 from hullo.lab.spec import paper
 from hullo.lab.spec.environment import Environment
@@ -134,7 +134,7 @@ def test_the_best_of_each_column_is_bold_ours_and_the_papers() -> None:
         for column, rows in best.items()
         for row in paper.ROWS
     ]
-    lines = markdown.glance_table(experiments(runs)).splitlines()[2:14]
+    lines = markdown.overview_table(experiments(runs)).splitlines()[2:14]
     ours = [
         [row for row, line in zip(paper.ROWS, lines, strict=True) if "**90.0**" in line.split("|")[n]] for n in (2, 3)
     ]
@@ -162,7 +162,7 @@ def test_text_is_text_in_latex(text: str) -> None:
 
 def test_hostile_machines_do_no_harm() -> None:
     hostile = Environment("a|b `c` <b> **d**", 1, "3", "2", "", "0", "_e_")
-    text = markdown.glance_table(experiments([make_record("relu", [80.0], environment=hostile)]))
+    text = markdown.overview_table(experiments([make_record("relu", [80.0], environment=hostile)]))
     rendered = MarkdownIt("commonmark").enable("table").render(text)
     assert "a|b `c` &lt;b&gt; **d**, 1 CPU threads" in rendered
     assert "(_e_)" in rendered
@@ -298,8 +298,8 @@ def test_batches_are_compared_on_the_same_seeds_after_as_many_epochs_and_after_a
 
 def test_the_papers_figures_are_explained_where_they_are() -> None:
     unknown = make_records({"gelu": [80.0]})
-    assert "in brackets the paper's" in markdown.glance_table(experiments(RUNS))
-    assert "brackets" not in markdown.glance_table(experiments(unknown))
+    assert "in brackets the paper's" in markdown.overview_table(experiments(RUNS))
+    assert "brackets" not in markdown.overview_table(experiments(unknown))
 
 
 def test_commits_of_otherwise_equal_runs_are_listed_together() -> None:
@@ -307,5 +307,5 @@ def test_commits_of_otherwise_equal_runs_are_listed_together() -> None:
     environments.append(Environment("another", 1, "3.11", "2.13", "", "0.1", "a1"))
     runs = [make_record("relu", [50.0], seed=seed, environment=where) for seed, where in enumerate(environments)]
     shared = "1 CPU threads, Python 3.11, torch 2.13, hullo 0.1"
-    assert origin(runs) == f"Runs made with a GPU, {shared} (a1, b2); another, {shared} (a1)."
-    assert origin(runs[2:3]) == f"Runs made with a GPU, {shared}."
+    assert provenance(runs) == f"Runs made with a GPU, {shared} (a1, b2); another, {shared} (a1)."
+    assert provenance(runs[2:3]) == f"Runs made with a GPU, {shared}."

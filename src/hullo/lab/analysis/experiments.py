@@ -31,7 +31,7 @@ class Cell:
     over_reference: Interval | None  # the mean of differences between runs of the same seed
     published: float | None
     diverged: int  # runs, which count as the reading says
-    best: bool  # of all means of the experiment, but for those of activations that are lost
+    best: bool  # among activations of which not all runs diverged
 
     @property
     def is_lost(self) -> bool:
@@ -217,8 +217,8 @@ def experiments(
         epoch: the last that counts, from 1 on; by default the last of all. Experiments that ended before are left out.
         columns: which columns, and if there are several of one, with which settings, as their names are spelled.
         rows: which activations; by default all.
-        warn: is told of experiments whose runs cannot be compared, which are left out; without it, and where there are
-            no others, they are refused.
+        warn: called for experiments whose runs cannot be compared, which are left out. If it is None, or there are no
+            others, they raise a ValueError.
     """
     runs: dict[Spec, list[Record]] = {}
     for record in records:

@@ -55,7 +55,7 @@ class Comparison:
     def seeds_needed(self, alpha: float = ALPHA) -> int | None:
         """Return the number of confirming seeds that would show the mean difference seen, if it is the true one.
 
-        With a probability of 80 %; None if that takes too many, or is unknown for want of scatter.
+        With a probability of 80 %; None if that takes too many, or is unknown without scatter.
         """
         values = list(self.differences.values())
         return None if are_alike(values) else seeds_needed(mean(values), stdev(values), alpha)

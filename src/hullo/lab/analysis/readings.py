@@ -8,7 +8,7 @@ best   the best test accuracy of any epoch: how the paper was probably read, not
 ====== ===========================================================================================
 
 Of epochs that share the best accuracy the earliest counts, as with Keras's ``ModelCheckpoint(save_best_only=True)``.
-Epochs from the one on in which a run diverged are never chosen, but for a run that diverged in its first.
+Epochs at or after divergence are never chosen, unless a run diverged in its first.
 """
 
 from __future__ import annotations

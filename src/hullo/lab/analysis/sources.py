@@ -24,9 +24,8 @@ ENOUGH_SEEDS = 3
 def read_records(paths: Iterable[Path], warn: Callable[[str], None] | None = None) -> list[Record]:
     """Return the records in files, and in all files `records.jsonl` under directories; each run once.
 
-    Lines that are no records are left out, and so are other records of a run that was read before, unless only machine
-    and time differ; `warn` is told what is wrong with each. Without it they are refused. It is also told of a truncated
-    last line.
+    Call `warn` for each line that is no record, and for other records of a run that was read before, unless only
+    machine and time differ, and leave these out; raise if it is None. Call it for a truncated last line too.
     """
     found: dict[Spec, tuple[Path, Record]] = {}
     for path in paths:

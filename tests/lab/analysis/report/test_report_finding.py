@@ -62,7 +62,7 @@ def test_the_finding_names_what_is_compared(tmp_path: Path) -> None:
     few = [r for r in made if r.spec.activation != "convex(identity,relu)" or r.spec.seed == 0]
     said = found(tmp_path, few)["finding"]
     assert f"{HULL} and relu differ by 4.50" in said
-    assert said.endswith(" Not compared, for want of seeds: convex(identity,relu).")
+    assert said.endswith(" Not compared, with too few seeds: convex(identity,relu).")
 
 
 def test_a_hull_with_other_seeds_is_left_out_of_the_finding(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_hull_with_other_seeds_is_left_out_of_the_finding(tmp_path: Path) -> N
     alone, beside = (found(tmp_path / str(len(some)), some) for some in (made[:6], made))
     assert f"{HULL} gains 4.33 ± 1.43 points over relu" in alone["finding"]
     assert f"{HULL} and relu differ by 4.50" in beside["finding"]
-    assert beside["finding"].endswith(" Not compared, for want of seeds: convex(identity,relu).")
+    assert beside["finding"].endswith(" Not compared, with too few seeds: convex(identity,relu).")
 
 
 def test_the_gain_without_a_choice_has_the_interval_of_the_table(tmp_path: Path) -> None:

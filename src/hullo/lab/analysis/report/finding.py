@@ -157,7 +157,7 @@ def _of_one(best: Best) -> str:
         verb, word = ("gains", "over") if found.interval.mean > 0 else ("loses", "to")
         said = f"{hull} {verb} {size} {word} {other} {confirming}"
     chosen = f"; {_name_seeds(found.chosen_on)} chose the hull and the other activation" if found.chosen_on else ""
-    lacking = f" Not compared, for want of seeds{_listed(found.left_out)}." if found.left_out else ""
+    lacking = f" Not compared, with too few seeds{_listed(found.left_out)}." if found.left_out else ""
     return f"{said}{chosen}.{_sentence({best.shared_setting(found)})}{lacking}"
 
 

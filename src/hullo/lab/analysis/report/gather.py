@@ -43,7 +43,7 @@ CURVES = (
 def gather(paths: Sequence[Path], warn: Callable[[str], None] | None = None) -> dict[str, Any]:
     """Return the document for files of records, or directories of them; runs may still be in progress.
 
-    What cannot be read is left out, and `warn` is told of it; without it, it is refused.
+    What cannot be read is left out with a call of `warn`, or raises a ValueError if that is None.
     """
     begun = {path: _begun(path, warn) for path in paths}
     records = read_records((path for path in paths if not begun[path] or _holds_records(path)), warn)

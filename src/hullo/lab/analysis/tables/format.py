@@ -39,7 +39,7 @@ def details(experiment: Experiment) -> tuple[list[str], list[list[str]]]:
     return [head[number] for number in shown], [[texts[number] for number in shown] for texts in lines]
 
 
-def glance(experiment: Experiment, row: str) -> list[tuple[str, bool]]:
+def overview(experiment: Experiment, row: str) -> list[tuple[str, bool]]:
     """Return our and the paper's accuracy in short, each with whether it is the best of its column."""
     cell, published = experiment.cells.get(row), experiment.published(row)
     ours = (cell.accuracy.spell(".1f") + "†" * bool(cell.diverged), cell.best) if cell else ("", False)
@@ -83,7 +83,7 @@ def caption(experiment: Experiment) -> str:
     return " ".join([experiment.reading.sentence, *means, *experiment.remarks])
 
 
-def origin(records: Iterable[Record]) -> str:
+def provenance(records: Iterable[Record]) -> str:
     """Return the devices, versions and commits of the runs."""
     commits: dict[Environment, set[str]] = {}
     for environment in (record.environment for record in records):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from hullo.lab.analysis.experiments import Experiment, rows_of
 from hullo.lab.analysis.names import activation_label
-from hullo.lab.analysis.tables.format import caption, details, glance, heads, note, origin, title
+from hullo.lab.analysis.tables.format import caption, details, heads, note, overview, provenance, title
 
 SPECIAL = str.maketrans(
     {character: f"\\{character}" for character in "&%$#_{}"}
@@ -28,17 +28,17 @@ SPECIAL = str.maketrans(
 
 def latex_table(experiments: Sequence[Experiment]) -> str:
     """Return all experiments at a glance, then each in detail: as many tabulars, which stand alone."""
-    made = origin(record for experiment in experiments for record in experiment.records)
-    parts = [_comment(rf"Needs \usepackage{{booktabs}}. {made}"), _glance(experiments), *map(_details, experiments)]
+    made = provenance(record for experiment in experiments for record in experiment.records)
+    parts = [_comment(rf"Needs \usepackage{{booktabs}}. {made}"), _overview(experiments), *map(_details, experiments)]
     return "\n\n".join(parts) + "\n"
 
 
-def _glance(experiments: Sequence[Experiment]) -> str:
+def _overview(experiments: Sequence[Experiment]) -> str:
     """Return a row per activation and two columns per experiment: ours, and the paper's in brackets."""
     about = zip(*map(heads, experiments), strict=True)
     spanning = [["", *(rf"\multicolumn{{2}}{{c}}{{{escape(text)}}}" for text in head)] for head in about]
     lines = [
-        [escape(activation_label(row)), *(_mark(*part) for e in experiments for part in glance(e, row))]
+        [escape(activation_label(row)), *(_mark(*part) for e in experiments for part in overview(e, row))]
         for row in rows_of(experiments)
     ]
     return _tabular(note(experiments), "l" + "r@{ }l" * len(experiments), spanning, lines)

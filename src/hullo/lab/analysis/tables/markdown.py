@@ -7,25 +7,25 @@ from collections.abc import Iterable, Sequence
 
 from hullo.lab.analysis.experiments import Experiment, rows_of
 from hullo.lab.analysis.names import activation_label
-from hullo.lab.analysis.tables.format import caption, details, glance, heads, note, origin, title
+from hullo.lab.analysis.tables.format import caption, details, heads, note, overview, provenance, title
 
 
 def markdown_table(experiments: Sequence[Experiment]) -> str:
     """Return all experiments at a glance, then each in detail."""
-    return f"{glance_table(experiments)}\n\n{detailed_tables(experiments)}\n"
+    return f"{overview_table(experiments)}\n\n{detailed_tables(experiments)}\n"
 
 
-def glance_table(experiments: Sequence[Experiment]) -> str:
+def overview_table(experiments: Sequence[Experiment]) -> str:
     """Return a row per activation and a column per experiment, with the paper's figures in brackets."""
     about = ("<br>".join(map(escape, heads(e))).replace("/", "/<br>").replace(", ", "<br>") for e in experiments)
     lines = (
         [
             escape(activation_label(row)),
-            *("<br>".join(_mark(text, best) for text, best in glance(e, row) if text) for e in experiments),
+            *("<br>".join(_mark(text, best) for text, best in overview(e, row) if text) for e in experiments),
         ]
         for row in rows_of(experiments)
     )
-    made = origin(record for experiment in experiments for record in experiment.records)
+    made = provenance(record for experiment in experiments for record in experiment.records)
     return f"{grid(['', *about], lines)}\n\n<sub>{escape(f'{note(experiments)} {made}')}</sub>"
 
 
