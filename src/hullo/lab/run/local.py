@@ -36,9 +36,6 @@ from hullo.population.activations import Activations
 REFRESH_SECONDS = 0.5
 """Seconds between two updates of the progress bar."""
 
-MAX_SECONDS_LEFT = 10**10
-"""The largest remaining time that is displayed."""
-
 
 @dataclass
 class LocalRunner:
@@ -265,7 +262,7 @@ class _Display:
             words.append(f"epoch {self.training.epoch}: {describe_accuracies(accuracies)}")
         if (steps := self._steps() - self.first_step) and now > self.started:
             left = round((spec.epochs * self.training.steps - self._steps()) * (now - self.started) / steps)
-            words.append(f"{timedelta(seconds=min(left, MAX_SECONDS_LEFT))} left")
+            words.append(f"{timedelta(seconds=left)} left")
         return words
 
 

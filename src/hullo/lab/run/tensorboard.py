@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from hullo.lab.run.training import Training
@@ -23,23 +21,11 @@ class TensorBoardLogger:
         self._writers: dict[Spec, Any] = {}
 
     def __enter__(self) -> TensorBoardLogger:
-        default = self._default_hook = threading.excepthook
-
-        def hook(failed: threading.ExceptHookArgs) -> None:
-            if not issubclass(failed.exc_type, OSError):  # the main thread raises these, too
-                default(failed)
-
-        threading.excepthook = hook
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            for writer in self._writers.values():
-                writer.close()
-        finally:
-            threading.excepthook = self._default_hook
+    def __exit__(self, *_: object) -> None:
+        for writer in self._writers.values():
+            writer.close()
 
     def log_epoch(self, training: Training) -> None:
         """Log the last epoch of a training."""

@@ -63,9 +63,8 @@ def save_weights(
 ) -> None:
     """Save the state dict of a network after an epoch, by default the last."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}
-    if len({tensor.untyped_storage().data_ptr() for tensor in tensors.values()}) < len(tensors):
-        tensors = {name: tensor.clone() for name, tensor in tensors.items()}  # tied weights, each under all its names
+    # clones: tied weights are saved under all their names
+    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in network.state_dict().items()}
     metadata = {"spec": str(spec), "task": json.dumps(asdict(task)), "epoch": str(epoch or spec.epochs)}
     if example is not None:
         metadata["example"] = json.dumps([str(example.dtype).removeprefix("torch."), *example.shape])

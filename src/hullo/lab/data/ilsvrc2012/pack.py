@@ -65,8 +65,6 @@ class Shard:
                 names, labels, flaws, total = (index[name] for name in ("names", "labels", "flaws", "sum"))
                 digest = str(index["sha256"])
             pixels = np.load(path, mmap_mode="r")  # raises an error for a truncated file
-            if pixels.shape != (len(labels), *SHAPE) or pixels.dtype != np.uint8:
-                raise ValueError(f"{pixels.dtype} of shape {pixels.shape}")
         except (EOFError, LookupError, OSError, ValueError, zipfile.BadZipFile) as error:
             raise DataError(f"{path} is missing or damaged ({error}); make it again with: {COMMAND}") from error
         return cls(path, names, labels, flaws, total, digest, pixels.offset)
