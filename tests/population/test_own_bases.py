@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hullo import AffineHull, add_base
+from hullo import AffineHull, ConicHull, add_base
 from hullo.population import Population
 from hullo.population.regroup import join_members, split_members
 
@@ -60,6 +60,33 @@ def test_a_base_is_computed_for_members_that_use_it() -> None:
     sizes.clear()
     population(x)
     assert sizes == [2 * 6 * 4]
+
+
+def test_calls_of_many_members_compute_what_each_computes_alone() -> None:
+    acts: list[Any] = [
+        nn.ReLU,
+        nn.Tanh,
+        lambda: nn.PReLU(5),
+        lambda: ConicHull("relu", "relu3"),
+        lambda: AffineHull("identity", "tanh", groups=2, channel_dim=-1),
+        lambda: AffineHull("tanh", "relu", inner_scale=2.0),
+        lambda: nn.Softmax(-1),
+    ]
+    members = [nn.Sequential(nn.Linear(4, 4), act()).double() for act in acts]
+    population = Population(members)
+    plan = population.activations._make_plan(fused=True)  # as kernels compute them
+    assert [call.members.tolist() for call in plan.calls[0]] == [[0, 1, 2, 5], [3], [4], [6]]
+    population.activations._plans[False] = plan
+    x = torch.randn(len(members), 3, 5, 4, dtype=torch.float64)
+    x[0] *= 1e200  # the cube of which is infinite
+    y = population(x)
+    y.clamp(-10, 10).sum().backward()
+    for k, member in enumerate(members):
+        alone = member(x[k])
+        alone.clamp(-10, 10).sum().backward()
+        torch.testing.assert_close(y[k], alone)
+        torch.testing.assert_close(population.stacked.get_parameter("0.bias").grad[k], member[0].bias.grad)
+    torch.testing.assert_close(population.activations.slopes.grad[2], members[2][1].weight.grad)
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2])

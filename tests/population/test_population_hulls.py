@@ -92,7 +92,7 @@ def in_last_dim() -> nn.Module:
         [Sine, lambda: hullo.AffineHull("identity", "relu")],
         [Sine, Gauss],
         [lambda: Sine(30.0), lambda: Sine(10.0), lambda: Sine(0.5)],
-        [Gauss, nn.Tanh, lambda: nn.PReLU(5), nn.Mish],
+        [Gauss, nn.Tanh, lambda: nn.PReLU(5), nn.Mish, lambda: nn.Threshold(0.1, 2.0, inplace=True)],
         [lambda: nn.PReLU(5), in_last_dim, nn.ReLU, Sine, lambda: hullo.ConicHull("relu", "relu3", groups=5)],
         [nn.PReLU, in_last_dim],
     ],
@@ -222,6 +222,9 @@ def test_unshareable_hulls_are_rejected() -> None:
         Population(members, shared_hulls=["0"])
     with pytest.raises(ValueError, match=r"'1'.*\['0'\]"):
         Population(members, shared_hulls=["1"])
+    scaled = [nn.Sequential(hullo.AffineHull("relu", "tanh", inner_scale=scale)) for scale in (1.0, 2.0)]
+    with pytest.raises(ValueError, match=r"'0'.*bases"):
+        Population(scaled, shared_hulls=["0"])
     frozen = [nn.Sequential(hullo.AffineHull("relu", "tanh").requires_grad_(False)) for _ in range(2)]
     with pytest.raises(ValueError, match=r"'0'.*hull that learns"):
         Population(frozen, shared_hulls=["0"])

@@ -200,10 +200,7 @@ def _call_of(module: nn.Module) -> Activation | None:
     has_tensors = any(True for _ in (*module.parameters(), *module.buffers()))
     if has_tensors or is_random or isinstance(module, nn.GLU) or (is_native and not _is_activation(module)):
         return None
-    function = copy.deepcopy(module)
-    if hasattr(function, "inplace"):
-        function.inplace = False  # type: ignore[assignment]
-    return Activation((get_base("identity"),), "fixed", torch.ones(1, 1), function=function)
+    return Activation((get_base("identity"),), "fixed", torch.ones(1, 1), function=copy.deepcopy(module))
 
 
 def _is_activation(module: nn.Module) -> bool:
