@@ -106,3 +106,12 @@ def test_differences_that_do_not_scatter_give_no_test() -> None:
     found = compare(scores, ["hull"], ["relu"])
     assert found is not None
     assert (found.p, found.seeds_needed()) == (1.0, None)
+
+
+def test_two_fresh_seeds_confirm_alone_and_one_is_too_few() -> None:
+    old = {name: dict.fromkeys(range(5), 80.0) for name in ("hull", "relu", "tanh")}
+    for fresh, choosing in ((1, (0,)), (2, (0, 1, 2, 3, 4))):
+        seeds = dict.fromkeys(range(5, 5 + fresh), 80.0)
+        scores = {name: own | (seeds if name in ("hull", "relu") else {}) for name, own in old.items()}
+        scores["elu"] = scores["tanh"]
+        assert choosing_seeds(scores, ["hull"], ["relu", "tanh", "elu"]) == choosing

@@ -138,6 +138,14 @@ def test_each_activation_is_at_the_setting_that_is_best_on_validation_data(tmp_p
     assert "Setting: optimizer rmsprop, lr 0.01." in found_by["none"]
 
 
+def test_a_setting_without_seeds_to_confirm_on_is_not_chosen(tmp_path: Path) -> None:
+    main = with_setting(runs(COLUMNS[3], {"relu": [70, 71, 72], HULL: [74, 75, 77]}), 70.0, val_size=100, lr=0.01)
+    tried = with_setting(runs(COLUMNS[3], {"relu": [90]}), 90.0, val_size=100, lr=0.1)
+    said = found(tmp_path, main, tried)["finding"]
+    assert f"{HULL} and relu differ by 4.50" in said
+    assert said.endswith("Setting: optimizer rmsprop, lr 0.01.")
+
+
 def test_runs_of_another_length_or_with_other_data_are_no_settings_to_choose_from(tmp_path: Path) -> None:
     main = with_setting(runs(COLUMNS[3], {"relu": [70, 71, 72], HULL: [74, 75, 77]}), 70.0, val_size=100)
     better = runs(COLUMNS[3], {"relu": [90, 91, 92]})
