@@ -39,7 +39,7 @@ import hullo
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results" / "models.jsonl"
 PAGE = ROOT / "docs" / "models.md"
-LIBRARIES = ("torchvision", "timm", "transformers", "diffusers", "other")
+LIBRARIES = ("transformers", "diffusers", "timm", "torchvision", "other")
 LIMIT = 600  # seconds per model
 
 

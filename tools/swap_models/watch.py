@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
+import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -131,10 +132,10 @@ def _frames() -> Iterator[str]:
 
 
 class Passes:
-    """Count the forward passes of a model, and all backward passes."""
+    """Count the forward passes of a model, and measure the time of backward passes."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.model, self.forward, self.backward = model, 0, 0
+        self.model, self.forward, self.backward = model, 0, 0.0
 
     def __enter__(self) -> None:
         autograd: Any = torch.autograd
@@ -150,8 +151,11 @@ class Passes:
         self.forward += module is self.model
 
     def _backward(self, *args: Any, **kwargs: Any) -> Any:
-        self.backward += 1
-        return self.run(*args, **kwargs)
+        start = time.process_time()
+        try:
+            return self.run(*args, **kwargs)
+        finally:
+            self.backward += time.process_time() - start
 
 
 class Settled(TorchFunctionMode):
