@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -125,6 +128,48 @@ def test_unlisted_activation_is_wrong(checks: Any, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(hullo, "summary", lambda model: type(SUMMARY(model))(SUMMARY(model).hulls, ()))
     result = _judge(checks, Net)
     assert any("neither replaced nor listed" in line and "tanh" in line for line in result.wrong), result.wrong
+
+
+def test_activation_that_runs_and_is_listed_as_idle_is_wrong(checks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def claim(model: nn.Module) -> Any:
+        found = SUMMARY(model)
+        idle = [dataclasses.replace(site, reason="it did not run on example_inputs") for site in found.not_replaced]
+        return type(found)(found.hulls, tuple(idle))
+
+    monkeypatch.setattr(hullo, "replace_activations", lambda model, **_: REPLACE(model, where="act"))
+    monkeypatch.setattr(hullo, "summary", claim)
+    result = _judge(checks, Net)
+    assert any("neither replaced nor listed" in line and "tanh" in line for line in result.wrong), result.wrong
+
+
+class Swish(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Sigmoid()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gate(x)  # type: ignore[no-any-return]
+
+
+def test_activation_with_a_child_counts_once(checks: Any) -> None:
+    result = _judge(checks, lambda: nn.Sequential(nn.Linear(4, 6), Swish(), nn.Linear(6, 3)))
+    assert (result.verdict, result.hulls, result.wrong) == ("right", 1, [])
+
+
+class Draws(nn.Module):
+    """Draw from Python's and NumPy's generators, to build the model and to run it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = random.random() + 1.0
+        self.net = Net()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x * self.scale + np.random.rand() + random.random())  # type: ignore[no-any-return]
+
+
+def test_all_random_numbers_are_repeated(checks: Any) -> None:
+    assert _judge(checks, Draws).verdict == "right"
 
 
 def test_page_counts_right_models_and_lists_reasons(checks: Any, tmp_path: Path) -> None:
