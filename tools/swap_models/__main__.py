@@ -14,12 +14,15 @@ torchaudio/lib). Results are lines of results/models.jsonl; an interrupted run c
 from __future__ import annotations
 
 import argparse
+import copy
 import fnmatch
 import functools
+import gc
 import importlib
 import json
 import multiprocessing
 import os
+import pickle
 import platform
 import subprocess
 import sys
@@ -32,6 +35,7 @@ from pathlib import Path
 import torch
 from checks import Case, Result, examine
 from report import read, write
+from torch import nn
 from torchvision_models import load
 
 import hullo
@@ -39,7 +43,7 @@ import hullo
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results" / "models.jsonl"
 PAGE = ROOT / "docs" / "models.md"
-LIBRARIES = ("transformers", "diffusers", "timm", "torchvision", "other")
+LIBRARIES = ("transformers", "diffusers", "other", "timm", "torchvision")
 LIMIT = 600  # seconds per model
 
 
@@ -48,6 +52,7 @@ def judge(case: Case) -> Result:
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     start = time.perf_counter()
+    gc.freeze()  # a collection would copy the memory that the processes share
     process = context.Process(target=lambda: theirs.send(examine(case)))
     process.start()
     theirs.close()
@@ -63,6 +68,15 @@ def judge(case: Case) -> Result:
     found.seconds = round(time.perf_counter() - start, 1)
     found.setting = _setting(case.library)
     return found
+
+
+def _warm_up() -> None:
+    """Import here, once for all processes, what a swap imports; without a backward pass, after which none can fork."""
+    model = hullo.replace_activations(
+        nn.Sequential(nn.Linear(2, 2), nn.ReLU()), example_inputs=torch.ones(2), compare=False
+    )
+    hullo.fold(copy.deepcopy(pickle.loads(pickle.dumps(model))))  # noqa: S301
+    torch.optim.AdamW(model.parameters()).zero_grad()
 
 
 @functools.cache
@@ -88,6 +102,7 @@ def main() -> None:
         warnings.filterwarnings("ignore")
         torch.set_num_threads(1)  # and none in a process that is forked
         load()
+        _warm_up()
         for case in (case for name in LIBRARIES for case in importlib.import_module(f"{name}_models").cases()):
             key = f"{case.library}/{case.name}"
             if any(fnmatch.fnmatch(key, item) for item in options.patterns) or (
