@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import importlib
 import random
@@ -102,6 +103,44 @@ def _crash(model: nn.Module, **_: Any) -> nn.Module:
     raise KeyError("act")
 
 
+def _error_of_others(model: nn.Module, **_: Any) -> nn.Module:
+    raise ValueError("not raised by hullo")
+
+
+def _refused_with_hulls(model: nn.Module, **_: Any) -> nn.Module:
+    REPLACE(model)
+    return REPLACE(NoActivation())
+
+
+def _refused_with_other_weights(model: nn.Module, **_: Any) -> nn.Module:
+    model.first.weight.data.mul_(2)  # type: ignore[union-attr, operator]
+    return REPLACE(NoActivation())
+
+
+def _another_gradient(model: nn.Module, **options: Any) -> nn.Module:
+    model.first.weight.register_hook(lambda gradient: 2 * gradient)  # type: ignore[union-attr, operator]
+    return REPLACE(model, **options)
+
+
+def _renamed(model: nn.Module, **options: Any) -> nn.Module:
+    model.second = nn.Sequential(model.second)  # type: ignore[arg-type]
+    return REPLACE(model, **options)
+
+
+def _not_copied(model: nn.Module, **options: Any) -> nn.Module:
+    model = REPLACE(model, **options)
+    other = copy.deepcopy(model)
+    model.__deepcopy__ = lambda memo: other  # type: ignore[assignment]
+    return model
+
+
+def _not_saved(model: nn.Module, **options: Any) -> nn.Module:
+    model = REPLACE(model, **options)
+    start = copy.deepcopy(model.act.state_dict(prefix="act."))  # type: ignore[union-attr, operator]
+    model.register_state_dict_post_hook(lambda _, state, *__: state.update(start))
+    return model
+
+
 @pytest.mark.parametrize(
     ("replace", "actual"),
     [
@@ -111,6 +150,13 @@ def _crash(model: nn.Module, **_: Any) -> nn.Module:
         (_never_called, "never called: unused"),
         (_without_gradient, "without a gradient: act"),
         (_crash, "KeyError"),
+        (_error_of_others, "ValueError: not raised by hullo"),
+        (_refused_with_hulls, "refused, yet it has hulls"),
+        (_refused_with_other_weights, "after a refusal, eval: outputs differ"),
+        (_another_gradient, "gradient of first.weight differs"),
+        (_renamed, "lost or renamed: second.weight"),
+        (_not_copied, "deepcopy: outputs differ"),
+        (_not_saved, "state_dict: outputs differ"),
     ],
 )
 def test_incorrect_replacement_is_wrong(
@@ -120,6 +166,19 @@ def test_incorrect_replacement_is_wrong(
     result = _judge(checks, Net)
     assert result.verdict == "wrong"
     assert any(actual in line for line in result.wrong), result.wrong
+
+
+def test_fold_of_other_coefficients_is_wrong(checks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fold = hullo.fold
+
+    def fold_start(model: nn.Module) -> nn.Module:
+        model = copy.deepcopy(model)
+        model.act.coefficients = "gelu"  # type: ignore[union-attr]
+        return fold(model)
+
+    monkeypatch.setattr(hullo, "fold", fold_start)
+    result = _judge(checks, Net)
+    assert [line.partition(" by")[0] for line in result.wrong] == ["fold: outputs differ"]
 
 
 def test_unlisted_activation_is_wrong(checks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
