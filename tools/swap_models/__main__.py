@@ -19,6 +19,7 @@ import fnmatch
 import functools
 import gc
 import importlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -28,8 +29,11 @@ import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib import metadata
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
@@ -47,27 +51,42 @@ LIBRARIES = ("transformers", "diffusers", "other", "timm", "torchvision")
 LIMIT = 600  # seconds per model
 
 
-def judge(case: Case) -> Result:
-    """Examine a model in its own process, so that a crash or an endless loop does not stop the others."""
+def judge(cases: Iterable[Case]) -> Iterator[Result]:
+    """Examine models, those of a library in one process; another takes over after a crash or an endless loop."""
+    for library, own in itertools.groupby(cases, lambda case: case.library):
+        left = list(own)
+        while left:
+            worker, results = _start(left)
+            while left:
+                start = time.perf_counter()
+                found = _receive(results)
+                case = left.pop(0)
+                result = found or Result(
+                    library, case.name, "wrong", wrong=[f"it died, or ran for more than {LIMIT} s"]
+                )
+                result.seconds, result.setting = round(time.perf_counter() - start, 1), _setting(library)
+                yield result
+                if found is None:
+                    break
+            worker.kill()
+            worker.join()
+
+
+def _start(cases: Sequence[Case]) -> tuple[BaseProcess, Connection]:
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
-    start = time.perf_counter()
     gc.freeze()  # a collection would copy the memory that the processes share
-    process = context.Process(target=lambda: theirs.send(examine(case)))
+    process = context.Process(target=lambda: [theirs.send(examine(case)) for case in cases])
     process.start()
     theirs.close()
+    return process, ours
+
+
+def _receive(results: Connection) -> Result | None:
     try:
-        found: Result | None = ours.recv() if ours.poll(LIMIT) else None
+        return results.recv() if results.poll(LIMIT) else None  # type: ignore[no-any-return]
     except EOFError:
-        found = None
-    if found is None:
-        why = f"no result within {LIMIT} s" if process.is_alive() else "its process died"
-        process.kill()
-        found = Result(case.library, case.name, "wrong", wrong=[why])
-    process.join()
-    found.seconds = round(time.perf_counter() - start, 1)
-    found.setting = _setting(case.library)
-    return found
+        return None
 
 
 def _warm_up() -> None:
@@ -103,16 +122,20 @@ def main() -> None:
         torch.set_num_threads(1)  # and none in a process that is forked
         load()
         _warm_up()
-        for case in (case for name in LIBRARIES for case in importlib.import_module(f"{name}_models").cases()):
-            key = f"{case.library}/{case.name}"
-            if any(fnmatch.fnmatch(key, item) for item in options.patterns) or (
-                not options.patterns and (options.again or key not in results)
-            ):
-                results[key] = judge(case)
-                _show(results[key])
-                RESULTS.write_text("".join(json.dumps(asdict(results[item])) + "\n" for item in results))
+        known = (case for name in LIBRARIES for case in importlib.import_module(f"{name}_models").cases())
+        for result in judge(case for case in known if _is_wanted(case, options, results)):
+            results[f"{result.library}/{result.name}"] = result
+            _show(result)
+            RESULTS.write_text("".join(json.dumps(asdict(result)) + "\n" for result in results.values()))
     write(PAGE, results.values())
     sys.exit(any(result.verdict == "wrong" for result in results.values()))
+
+
+def _is_wanted(case: Case, options: argparse.Namespace, results: Mapping[str, Result]) -> bool:
+    key = f"{case.library}/{case.name}"
+    if options.patterns:
+        return any(fnmatch.fnmatch(key, pattern) for pattern in options.patterns)
+    return options.again or key not in results
 
 
 def _show(result: Result) -> None:
