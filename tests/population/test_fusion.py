@@ -150,10 +150,25 @@ def _changed_meanwhile(net: nn.Module, x: Tensor) -> Tensor:
     return F.relu(y) + residual
 
 
+def _shift_changed_meanwhile(net: nn.Module, x: Tensor) -> Tensor:
+    y = net.norm(net.conv(x))
+    with torch.no_grad():
+        net.norm.bias.add_(1)
+    return F.relu(y)
+
+
+def _convolved_without_gradients(net: nn.Module, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        y = net.conv(x)
+    return F.relu(net.norm(y))
+
+
 @pytest.mark.parametrize(
     ("function", "fused"),
     [
         (_residual, True),
+        (_shift_changed_meanwhile, False),
+        (_convolved_without_gradients, False),
         (lambda net, x: F.relu(net.norm(net.conv(x)) + x.mean((2, 3), keepdim=True).mean(1, keepdim=True)), False),
         (lambda net, x: F.relu(torch.add(net.norm(net.conv(x)), net.conv(x), alpha=2)), False),
         (lambda net, x: (lambda y: F.relu(y + y))(net.norm(net.conv(x))), False),

@@ -101,6 +101,30 @@ def test_attention_with_dropout_is_finite_where_all_is_masked() -> None:
         assert bool(y.isfinite().all())
 
 
+class Options(nn.Module):
+    """Attention with a rate at which nothing is dropped, to 16 bits, and other options."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        super().__init__()
+        self.linear, self.options = nn.Linear(8, 8), options
+
+    def forward(self, x: Tensor, rate: float) -> Tensor:
+        q = self.linear(x)
+        k = q[:, :2] if "enable_gqa" in self.options else q.cos()
+        return F.scaled_dot_product_attention(q, k, k.sin(), dropout_p=rate, **self.options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"scale": 0.7}, {"is_causal": True}, {"enable_gqa": True}, {"attn_mask": torch.randn(4, 1, 5).double()}],
+    ids=["plain", "scale", "causal", "grouped", "mask"],
+)
+def test_attention_with_dropout_takes_the_options_of_attention(options: dict[str, Any]) -> None:
+    networks, x = [Options(options).double() for _ in range(2)], torch.randn(3, 4, 5, 8).double()
+    expected = torch.stack([network(x, 0.0) for network in networks])
+    torch.testing.assert_close(Population(networks)(x, 1e-9, in_dims=None), expected, rtol=1e-7, atol=1e-7)
+
+
 class Modes(nn.Module):
     def __init__(self) -> None:
         super().__init__()

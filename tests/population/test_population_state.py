@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import copy
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -132,15 +131,6 @@ def test_hooks_on_buffers_are_those_of_before(fails: bool) -> None:
         assert fails
     assert dict(buffer_hooks) == before
     hook.remove()
-
-
-def test_threads_that_trace_at_once_leave_the_hooks_on_buffers() -> None:
-    before, x = dict(buffer_hooks), torch.randn(1, 5, 3, dtype=torch.float64)
-    networks = [Memory(centered) for _ in range(6)]
-    with ThreadPoolExecutor(6) as pool:
-        found = list(pool.map(lambda network: Population([copy.deepcopy(network)])(x)[0], networks))
-    torch.testing.assert_close(found, [network(x[0]) for network in networks])
-    assert dict(buffer_hooks) == before
 
 
 def test_members_may_have_arrays_and_queues() -> None:

@@ -13,13 +13,12 @@ added by the fused kernel.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 from hullo.bases import get_base
 from hullo.population import kernels
@@ -28,33 +27,15 @@ from hullo.population.kernels.late_gradients import LateGradients
 from hullo.population.rules import Context, arguments
 from hullo.population.rules.convolutions import as_images, convolve_batch, flat_parameter, split_channels, split_images
 from hullo.population.rules.layers import as_rows, multiply
-from hullo.population.sites import Activation, Call
+from hullo.population.sites import Call
 from hullo.population.trace.graph import SITE
 from hullo.population.trace.in_place import RUNNING
 from hullo.population.values import Value
+from hullo.recognition.table import read_call
 
 aten = torch.ops.aten
 LookUp = Callable[[Any], Any]
 Sites = Mapping[int, Call]
-_MODULES: dict[Any, type[nn.Module]] = {
-    aten.relu.default: nn.ReLU,
-    aten.relu6.default: nn.ReLU6,
-    aten.leaky_relu.default: nn.LeakyReLU,
-    aten.elu.default: nn.ELU,
-    aten.selu.default: nn.SELU,
-    aten.celu.default: nn.CELU,
-    aten.gelu.default: nn.GELU,
-    aten.silu.default: nn.SiLU,
-    aten.mish.default: nn.Mish,
-    aten.hardswish.default: nn.Hardswish,
-    aten.hardtanh.default: nn.Hardtanh,
-    aten.softplus.default: nn.Softplus,
-    aten.sigmoid.default: nn.Sigmoid,
-    aten.tanh.default: nn.Tanh,
-}
-"""The modules of activation functions, whose arguments have the same names."""
-
-
 MOST_COLUMNS = 8192
 """The most features whose norm a kernel takes: a program holds whole rows in its registers."""
 _PRODUCTS = (aten.linear.default, aten.matmul.default, aten.bmm.default, aten.mm.default)
@@ -130,26 +111,14 @@ def _is_inner(node: Any, target: Any) -> bool:
 
 def _read_act(node: Any, sites: Sites) -> Call | None:
     """Return the activation that a node is, if kernels can compute it."""
-    if not isinstance(node, fx.Node):
-        return None
-    if node.target is SITE:
+    act = None
+    if isinstance(node, fx.Node) and node.target is SITE:
         site: Any = node.args[1]
         act = sites.get(site)
-    else:
-        found = _read_function(node)
-        act = None if found is None else Call(found.bases, coefficients=tuple(found.raw[0].tolist()))
+    elif isinstance(node, fx.Node) and isinstance(node.target, torch._ops.OpOverload):
+        known = read_call(node.target.overloadpacket, node.args, node.kwargs).known
+        act = None if known is None else Call(known.bases, coefficients=known.rows[0])
     return None if act is None or any(item.formula is None for item in act.bases) else act
-
-
-def _read_function(node: fx.Node) -> Activation | None:
-    """Return the activation that a call of a function is."""
-    if node.target not in _MODULES:
-        return None
-    module = _MODULES[node.target]
-    given = {name: item for name, item in list(arguments(node).items())[1:] if item is not None}
-    known = inspect.signature(module).parameters
-    changed = [name for name in given if name not in known and given[name] != 1]  # the scales of elu
-    return None if changed else Activation.of(module(**{name: given[name] for name in given if name in known}))
 
 
 def _make(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hullo.population import kernels
-from hullo.population.rules.recurrence import GATES, Weights, run_direction
+from hullo.population.rules.recurrent import GATES, Weights, run_direction
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

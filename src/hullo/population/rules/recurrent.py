@@ -1,18 +1,24 @@
-"""Recurrent layers: on a GPU all members at once, one layer and direction after the other."""
+"""Recurrent layers: on a GPU all members at once, one layer and direction after the other.
+
+The products with the inputs of all time steps are one batched product, and so are the gradients of all weights; a time
+step is one product with the members' states and one pass for the cell. Tensors of a direction are (members, time,
+batch, features).
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from hullo._compat import is_eager
+from hullo.kernels.spec import compute_dtype
 from hullo.population import kernels, rng
 from hullo.population.rules import Context, rule
 from hullo.population.rules.layers import drop_chunk
-from hullo.population.rules.recurrence import Weights, run_direction
 from hullo.population.values import Value, values_in
 
 aten = torch.ops.aten
@@ -23,6 +29,20 @@ OPERATORS = {
     aten.rnn_relu.input: "relu",
 }
 """The kind of cell of each operator."""
+
+
+GATES = {"lstm": 4, "gru": 3, "tanh": 1, "relu": 1}
+"""The gates of each kind of cell."""
+
+
+class Weights(NamedTuple):
+    """Hold the parameters of one direction of a layer, the members first; `projection` is that of an LSTM."""
+
+    input: Tensor
+    hidden: Tensor
+    input_bias: Tensor | None = None
+    hidden_bias: Tensor | None = None
+    projection: Tensor | None = None
 
 
 def _run_layers(
@@ -104,3 +124,161 @@ def _read_weights(given: Sequence[Tensor], biases: bool) -> Weights:
 
 for _operator in OPERATORS:
     rule(_operator)(functools.partial(_run_layers, _operator))
+
+
+def run_direction(
+    kind: str, x: Tensor, states: Sequence[Tensor], weights: Weights, is_reversed: bool
+) -> tuple[Tensor, ...]:
+    """Return the outputs, (members, time, batch, features), and the final state; an LSTM's memory, too.
+
+    Args:
+        kind: "lstm", "gru", "tanh" or "relu".
+        x: the inputs, (members, time, batch, features).
+        states: the state, and the memory of an LSTM, at the beginning, (members, batch, features).
+        weights: the parameters.
+        is_reversed: whether time runs backward.
+    """
+    memory = states[1] if kind == "lstm" else None
+    run: Any = _Direction.apply if kernels.support(x) and is_eager() else _run_plainly
+    results: tuple[Tensor, ...] = run(kind, is_reversed, x, states[0], memory, *weights)
+    return results if kind == "lstm" else results[:2]
+
+
+class _Direction(torch.autograd.Function):
+    """Compute a direction by a fused cell."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, kind: str, is_reversed: bool, x: Tensor, state: Tensor, memory: Tensor | None, *given: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        from hullo.population.kernels import recurrence as cell
+
+        weights = Weights(*given)  # type: ignore[arg-type]
+        members, time, batch, _ = x.shape
+        gates, width = GATES[kind], weights.hidden.shape[1] // GATES[kind]
+        products = _multiply(x, weights.input.mT, weights.input_bias)
+        # one more entry than there are time steps, that of the beginning, which is the last if time runs backward
+        states = x.new_empty(members, time + 1, batch, state.shape[-1])
+        memories = x.new_empty(members, time + 1, batch, width if kind == "lstm" else 0, dtype=compute_dtype(x))
+        begin, past, new = (time, 1, 0) if is_reversed else (0, 0, 1)
+        states[:, begin] = state
+        if memory is not None:
+            memories[:, begin] = memory
+        saved = x.new_empty(members, time, batch, 4 * width if gates > 1 else 0)
+        hidden, inner = weights.hidden.mT, states
+        if weights.projection is not None:
+            inner = x.new_empty(members, 1, batch, width).expand(-1, time + 1, -1, -1)
+        for t in reversed(range(time)) if is_reversed else range(time):
+            before, after = (states[:, t + past], memories[:, t + past]), (inner[:, t + new], memories[:, t + new])
+            product = torch.bmm(before[0], hidden)
+            cell.forward(kind, products[:, t], product, weights.hidden_bias, before, (saved[:, t], *after))
+            if weights.projection is not None:
+                states[:, t + new] = torch.bmm(after[0], weights.projection.mT)
+        end = 0 if is_reversed else time
+        ctx.kind, ctx.is_reversed = kind, is_reversed
+        ctx.save_for_backward(x, state, memory, states, memories, saved, *weights)
+        last = memories[:, end].to(x.dtype) if memory is not None else None
+        return states[:, new : time + new], states[:, end].clone(), last
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, state, memory, states, memories, saved, *given = ctx.saved_tensors
+        if torch.is_grad_enabled():  # the gradients are differentiated, too
+            return _differentiate(ctx, gradients, x, state, memory, given)
+        from hullo.population.kernels import recurrence as cell
+
+        kind, weights = ctx.kind, Weights(*given)
+        members, time, batch, _ = x.shape
+        width = weights.hidden.shape[1] // GATES[kind]
+        past, new = (1, 0) if ctx.is_reversed else (0, 1)
+        of_output, of_state, of_memory = gradients
+        of_input = x.new_empty(members, time, batch, weights.hidden.shape[1])
+        of_hidden = torch.empty_like(of_input) if kind == "gru" else of_input
+        carry = x.new_zeros(members, batch, width, dtype=compute_dtype(x))
+        if of_memory is not None and memory is not None:
+            carry += of_memory
+        following = of_state
+        projected = of_output.new_empty(of_output.shape) if weights.projection is not None else None
+        for t in range(time) if ctx.is_reversed else reversed(range(time)):
+            above: tuple[Tensor, ...] = (of_output[:, t], following)
+            if projected is not None and weights.projection is not None:
+                projected[:, t] = of_output[:, t] + following
+                above = (torch.bmm(projected[:, t], weights.projection),)
+            kept = (saved[:, t], states[:, t + past], states[:, t + new], memories[:, t + past], memories[:, t + new])
+            cell.backward(kind, above, carry, kept, (of_input[:, t], of_hidden[:, t]))
+            following = torch.bmm(of_hidden[:, t], weights.hidden)
+        of_beginning = following + carry.to(following.dtype) if kind == "gru" else following
+        rows = of_input.flatten(1, 2)
+        hidden_rows, before = of_hidden.flatten(1, 2), states[:, past : time + past].flatten(1, 2)
+        of_projection = None
+        if projected is not None:
+            cells = saved[..., 3 * width :] * memories[:, new : time + new].tanh().to(x.dtype)
+            of_projection = torch.bmm(projected.flatten(1, 2).mT, cells.flatten(1, 2))
+        needed = ctx.needs_input_grad
+        return (
+            None,
+            None,
+            torch.bmm(rows, weights.input).view(x.shape) if needed[2] else None,
+            of_beginning,
+            None if memory is None else carry.to(memory.dtype),
+            torch.bmm(rows.mT, x.reshape(members, time * batch, -1)),
+            torch.bmm(hidden_rows.mT, before),
+            None if weights.input_bias is None else rows.sum(1),
+            None if weights.hidden_bias is None else hidden_rows.sum(1),
+            of_projection,
+        )
+
+
+def _differentiate(
+    ctx: Any, gradients: Sequence[Tensor], x: Tensor, state: Tensor, memory: Tensor | None, given: Sequence[Any]
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of a direction, which can be differentiated again."""
+    tensors = (x, state, memory, *given)
+    results = [item for item in _run_plainly(ctx.kind, ctx.is_reversed, *tensors) if item is not None]
+    outer = [item for item in gradients if item is not None]
+    needed = [item for item, wanted in zip(tensors, ctx.needs_input_grad[2:], strict=True) if wanted]
+    found = iter(torch.autograd.grad(results, needed, outer, create_graph=True, allow_unused=True))
+    return tuple(next(found) if wanted else None for wanted in ctx.needs_input_grad)
+
+
+def _run_plainly(
+    kind: str, is_reversed: bool, x: Tensor, state: Tensor, memory: Tensor | None, *given: Any
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Compute a direction by differentiable operations."""
+    weights, dtype = Weights(*given), compute_dtype(x)
+    products, outputs = _multiply(x, weights.input.mT, weights.input_bias), []
+    wide = None if memory is None else memory.to(dtype)
+    for t in reversed(range(x.shape[1])) if is_reversed else range(x.shape[1]):
+        hidden = torch.bmm(state, weights.hidden.mT).to(dtype)
+        if weights.hidden_bias is not None:
+            hidden = hidden + weights.hidden_bias.unsqueeze(1)
+        new, wide = _compute_cell(kind, products[:, t].to(dtype), hidden, state.to(dtype), wide)
+        state = new.to(x.dtype)
+        if weights.projection is not None:
+            state = torch.bmm(state, weights.projection.mT)
+        outputs.append(state)
+    ordered = outputs[::-1] if is_reversed else outputs
+    return torch.stack(ordered, 1), state, None if wide is None else wide.to(x.dtype)
+
+
+def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the products of inputs of all time steps and a weight, (members, time, batch, gates)."""
+    rows = x.flatten(1, 2)
+    y = torch.bmm(rows, weight) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, weight)
+    return y.view(*x.shape[:3], -1)
+
+
+def _compute_cell(
+    kind: str, x: Tensor, hidden: Tensor, state: Tensor, memory: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Return the new state and memory of a cell, as nn.LSTM, nn.GRU and nn.RNN define them."""
+    if memory is not None:
+        i, f, g, o = (x + hidden).chunk(4, -1)
+        i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+        memory = f * memory + i * g
+        return o * memory.tanh(), memory
+    if kind == "gru":
+        (r, z), last = (x + hidden)[..., : 2 * state.shape[-1]].sigmoid().chunk(2, -1), hidden.chunk(3, -1)[2]
+        n = (x.chunk(3, -1)[2] + r * last).tanh()
+        return n + z * (state - n), None
+    return (x + hidden).tanh() if kind == "tanh" else (x + hidden).relu(), None

@@ -23,13 +23,15 @@ def _shift_dim(dim: Any) -> Any:
     return None if dim is None else [_shift_dim(item) for item in dim]
 
 
+_DIMS = ("dim", "dim0", "dim1", "start_dim", "end_dim")
 _REDUCTIONS = (aten.sum.dim_IntList, aten.amax.default)
 """Operators that reduce all dimensions where none are given."""
 
 
-def _shift_dims(operator: Any, positions: Sequence[int]) -> None:
-    """Register a rule for an operator whose arguments at some positions are dimensions."""
+def _shift_dims(operator: Any) -> None:
+    """Register a rule for an operator with dimensions as arguments."""
     schema = operator._schema.arguments
+    positions = [i for i, argument in enumerate(schema) if argument.name in _DIMS]
 
     @rule(operator)
     def call(context: Context, x: Value, *args: Any, **kwargs: Any) -> Any:
@@ -43,25 +45,12 @@ def _shift_dims(operator: Any, positions: Sequence[int]) -> None:
         return wrap(operator(*given, **kwargs), 0)
 
 
-for _operator, _positions in (
-    (aten.transpose.int, (1, 2)),
-    (aten.flatten.using_ints, (1, 2)),
-    (aten.unflatten.int, (1,)),
-    (aten.unsqueeze.default, (1,)),
-    (aten.squeeze.dim, (1,)),
-    (aten.select.int, (1,)),
-    (aten.slice.Tensor, (1,)),
-    (aten.chunk.default, (2,)),
-    (aten.split.Tensor, (2,)),
-    (aten.split_with_sizes.default, (2,)),
-    (aten.unbind.int, (1,)),
-    (aten.softmax.int, (1,)),
-    (aten.log_softmax.int, (1,)),
-    (aten.sum.dim_IntList, (1,)),
-    (aten.amax.default, (1,)),
-    (aten.cumsum.default, (1,)),
+for _operator in (
+    *(aten.transpose.int, aten.flatten.using_ints, aten.unflatten.int, aten.unsqueeze.default, aten.squeeze.dim),
+    *(aten.select.int, aten.slice.Tensor, aten.chunk.default, aten.split.Tensor, aten.split_with_sizes.default),
+    *(aten.unbind.int, aten.softmax.int, aten.log_softmax.int, aten.cumsum.default, *_REDUCTIONS),
 ):
-    _shift_dims(_operator, _positions)
+    _shift_dims(_operator)
 
 
 @rule(aten.mean.dim)
