@@ -134,7 +134,7 @@ class _Session:
         self.population, self.program, self.values, self.spec = population, program, values, spec
         self.shared = tuple(f"{site.path}." for site in population._sites if site.is_shared)
         self.made = _outputs_by_module(program)
-        self.found: dict[fx.Node, Any] = {}  # the values of the population's last call
+        self.found: dict[fx.Node, dict[int, Tensor]] = {}  # what members computed in the population's last call
         self.module = ""  # the first one that differed in the last call of a member
 
     def compare(self, report: Report) -> None:
@@ -142,9 +142,14 @@ class _Session:
         alone = {k: self.population[k] for k in report.members}
         for network in alone.values():
             disable_layerdrop_and_cache(network)
+
+        def observe(node: fx.Node, value: Any) -> None:
+            if isinstance(value, Value):
+                self.found[node] = {k: value.select(k).detach().clone() for k in alone}
+
         for call in range(1, CALLS + 1):
             values = [_copy(item) if type(item) is Value else item for item in self.values]
-            outputs = self.population._run(values, self.spec, self.found.__setitem__)
+            outputs = self.population._run(values, self.spec, observe)
             gradients = _differentiate(outputs, dict(self.population.named_parameters()), len(self.population))
             with stateless._reparametrize_module(self.population, gradients):  # its members hold their gradients
                 own = {k: dict(self.population[k].named_parameters()) for k in alone}
@@ -185,8 +190,8 @@ class _Session:
 
         def compare(module: nn.Module, inputs: Any, output: Any) -> None:
             path, expected = names[module], _tensors(output)
-            values = [self.found.get(node) for node in self.made.get((path, counts[path]), ())]
-            found = [value.select(k) for value in values if isinstance(value, Value)]
+            nodes = [node for node in self.made.get((path, counts[path]), ()) if node in self.found]
+            found = [self.found[node][k] for node in nodes]
             counts[path] += 1
             if not self.module and len(found) == len(expected):
                 try:

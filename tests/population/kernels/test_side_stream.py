@@ -53,7 +53,7 @@ def _fake_streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     DONE.clear()
     yield
     wait_for_threads()
-    side_stream.take_branched()
+    side_stream.consume_join_flag()
 
 
 def wait_for_threads() -> None:

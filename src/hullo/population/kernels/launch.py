@@ -11,7 +11,7 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 
 from hullo.kernels import device_math
-from hullo.population.kernels.side_stream import take_branched
+from hullo.population.kernels.side_stream import consume_join_flag
 
 
 def launch(kernel: Any, programs: int, *arguments: Any, follows: bool, **constants: Any) -> None:
@@ -22,7 +22,7 @@ def launch(kernel: Any, programs: int, *arguments: Any, follows: bool, **constan
     """
     device = arguments[0].device
     early = device_math.HARDWARE.value and torch.cuda.get_device_capability(device) >= (9, 0)
-    options = {"launch_pdl": True} if not take_branched() and early and follows else {}
+    options = {"launch_pdl": True} if not consume_join_flag() and early and follows else {}
     with torch.cuda.device_of(arguments[0]):
         kernel[(programs,)](*arguments, **constants, EARLY=early, **options)
 

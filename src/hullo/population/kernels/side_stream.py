@@ -85,11 +85,11 @@ def join(device: torch.device) -> None:
         torch.cuda.current_stream(device).wait_stream(second)
 
 
-def take_branched() -> bool:
+def consume_join_flag() -> bool:
     """Return whether the next kernel may not start early, as it waits for more than the kernel before it."""
-    global _branched
-    branched, _branched = _branched, False
-    return branched
+    global _joins
+    joins, _joins = _joins, False
+    return joins
 
 
 class _Flatten(torch.autograd.Function):
@@ -160,13 +160,13 @@ class _Pass:
 
 
 _passes: WeakValueDictionary[int, _Pass] = WeakValueDictionary()
-_branched = False  # whether the next kernel depends on kernels of both streams
+_joins = False  # whether the next kernel depends on kernels of both streams
 
 
 def _wait(stream: torch.cuda.Stream, event: torch.cuda.Event) -> None:
-    global _branched
+    global _joins
     stream.wait_event(event)
-    _branched = True
+    _joins = True
 
 
 def _is_captured(weight: Tensor) -> bool:
