@@ -203,6 +203,7 @@ ends = (
 
 
 @given(st.sampled_from(MEMBERS), st.lists(st.tuples(ends, ends), min_size=1, max_size=20))
+@example("sin", [(0.0, 3.0), (-1.0, 1.0), (3.0, 6.0), (2.0, 4.0)])  # around one extreme of sin or cos
 def test_enclosures_hold_at_every_point(name: str, pairs: list[tuple[float, float]]) -> None:
     base = hullo.get_base(name)
     assert base.formula is not None
@@ -239,6 +240,14 @@ def test_function_enclosures_are_tight(name: str, start: float, width: float) ->
     assert values.max().item() <= result.high.item()
     assert result.low.item() >= values.min().item() - 1e-3 * spread - error
     assert result.high.item() <= values.max().item() + 1e-3 * spread + error
+
+
+@pytest.mark.parametrize("name", sorted(FUNCTIONS.keys() - {"abs", "positive_part", "square"}))
+def test_enclosures_allow_for_rounding_errors_of_functions(name: str) -> None:
+    x = torch.tensor([0.7], dtype=torch.float64)
+    value, enclosure = FUNCTIONS[name](x), intervals.FUNCTIONS[name](Interval(x, x))
+    assert enclosure.low < value * (1 - 2.0**-50)
+    assert enclosure.high > value * (1 + 2.0**-50)
 
 
 class TestJumps:
