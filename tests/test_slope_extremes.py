@@ -250,6 +250,14 @@ def test_enclosures_allow_for_rounding_errors_of_functions(name: str) -> None:
     assert enclosure.high > value * (1 + 2.0**-50)
 
 
+def test_slopes_are_unbounded_on_the_side_on_which_they_grow() -> None:
+    hullo.add_base("parabola", "square(x)")
+    assert hullo.slope_bounds([1.0, 1.0], ["parabola", "identity"]) == (-math.inf, math.inf)
+    hullo.add_base("left", "square(positive_part(-x))")
+    assert hullo.slope_bounds([1.0, 1.0], ["left", "identity"]) == (-math.inf, 1.0)
+    assert hullo.slope_bounds([-1.0, 1.0], ["left", "tanh"])[1] == math.inf  # type: ignore[index]
+
+
 class TestJumps:
     """A function that jumps down is not monotone, whatever its slopes are."""
 

@@ -30,7 +30,7 @@ _PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
 _count_modes = torch._C._len_torch_dispatch_stack
 _is_key_included = torch._C._dispatch_tls_is_dispatch_key_included
 _forward_ad = torch.autograd.forward_ad
-_ORDINARY = (Tensor, torch.nn.Parameter)
+ORDINARY = (Tensor, torch.nn.Parameter)
 
 # Aliases instead of wrappers: torch.compile supports these functions, but not Python functions that call them.
 are_transforms_active = torch._C._are_functorch_transforms_active
@@ -112,7 +112,7 @@ def is_plain(*tensors: Any) -> bool:
     if torch.compiler.is_compiling() or not is_eager():
         return False
     for tensor in tensors:  # noqa: SIM110  (a loop takes less time than all)
-        if type(tensor) not in _ORDINARY or is_wrapped(tensor):
+        if type(tensor) not in ORDINARY or is_wrapped(tensor):
             return False
     return True
 
@@ -121,7 +121,7 @@ def check_for(*tensors: Tensor) -> Callable[..., bool]:
     """Return a function that checks in one call whether tensors are like these: type, dtype, device, shape, strides,
     requires_grad and dispatch keys, which include those of transforms and tracers.
 
-    Forward-mode differentiation and dispatch modes are to be checked separately: see :func:`is_eager`.
+    Forward-mode differentiation and dispatch modes are to be checked separately: see :func:`has_modes`.
     """
     sizes: Any = [list(t.shape) for t in tensors]
     strides: Any = [list(t.stride()) for t in tensors]
@@ -130,9 +130,14 @@ def check_for(*tensors: Tensor) -> Callable[..., bool]:
     return check
 
 
+def has_modes() -> bool:
+    """Return whether a dispatch mode or forward-mode differentiation is active."""
+    return _count_modes() > 0 or _forward_ad._current_level >= 0
+
+
 def is_strided(tensor: Any) -> bool:
     """Return whether this is an ordinary tensor with strides: neither a subclass nor sparse nor nested."""
-    return type(tensor) in _ORDINARY and tensor.layout is torch.strided and not tensor.is_nested
+    return type(tensor) in ORDINARY and tensor.layout is torch.strided and not tensor.is_nested
 
 
 def is_intercepted(*tensors: Tensor) -> bool:

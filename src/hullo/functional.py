@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, fx
 
 from hullo._compat import (
+    ORDINARY,
     are_transforms_active,
     check_for,
-    is_eager,
+    has_modes,
     is_exporting,
     is_intercepted,
     is_legacy_batched,
     is_plain,
-    is_strided,
     needs_plain_operations,
     tracing_state,
 )
@@ -126,10 +126,13 @@ class CallCache(dict[int, tuple[Callable[..., bool], Call]]):
 
     def find(self, x: Any, raw: Any) -> Call | None:
         """Return the call that was added for tensors like these, in eager mode; None if there is none."""
-        if torch.compiler.is_compiling() or not (is_strided(x) and is_strided(raw)):  # guards need strides
+        if torch.compiler.is_compiling():
             return None
+        for tensor in (x, raw):  # guards need strides; a function like `is_strided` would take longer
+            if type(tensor) not in ORDINARY or tensor.layout is not torch.strided or tensor.is_nested:
+                return None
         known = self.get(x.numel())
-        return known[1] if known is not None and known[0](x, raw) and is_eager() else None
+        return known[1] if known is not None and known[0](x, raw) and not has_modes() else None
 
     def add(self, call: Call, x: Tensor, raw: Tensor) -> None:
         """Add the call of tensors."""
