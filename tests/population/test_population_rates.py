@@ -110,6 +110,34 @@ def test_groups_of_what_is_not_trained_change_nothing() -> None:
     assert bool((optimizer.lr_scales == 1).all())
 
 
+class Late(nn.Module):
+    """Use a layer if a number says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 3).double(), nn.Linear(3, 3).double()
+
+    def forward(self, x: Tensor, both: int) -> Tensor:
+        return self.second(self.first(x)) if both else self.first(x)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_updates_of_a_parameter_count_from_its_first_gradient(name: str) -> None:
+    make, plain, options = OPTIMIZERS[name]
+    networks, x = [Late() for _ in range(2)], torch.randn(5, 4, dtype=torch.float64)
+    population = Population(networks)
+    optimizers = [make(population, **options), *(plain(network.parameters(), **options) for network in networks)]
+    for both in (0, 0, 1, 1, 0, 1):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        losses = [population(x, both, in_dims=(None, None)), *(network(x, both) for network in networks)]
+        for loss, optimizer in zip(losses, optimizers, strict=True):
+            loss.square().sum().backward()
+            optimizer.step()
+    for k, network in enumerate(networks):
+        assert_equal_states(population[k], network)
+
+
 def test_coefficients_have_the_order_of_the_bases_that_were_given() -> None:
     hull = hullo.AffineHull("tanh", "relu", "identity", init=[0.1, 0.2, 0.7])
     population = Population([network(nn.ReLU), network(nn.GELU), nn.Sequential(*network(lambda: copy.deepcopy(hull)))])
