@@ -113,6 +113,25 @@ def test_containers_are_restored() -> None:
     assert (list(queue), queue.maxlen, dict(model.counts)) == ([0.0], 2, {"calls": 3})
 
 
+def test_training_step_as_example_inputs_is_undone() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(3, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model[0].bias.grad = torch.ones(4)
+    weight = model[0].weight.detach().clone()
+
+    def step(m: nn.Module) -> Tensor:
+        loss: Tensor = m(x).square().sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    hullo.replace_activations(model, example_inputs=step)
+    assert model[0].weight.grad is None
+    assert torch.equal(model[0].bias.grad, torch.ones(4))  # type: ignore[arg-type]
+    assert torch.equal(model[0].weight, weight)
+    assert isinstance(model[1], hullo.AffineHull)
+
+
 def test_summary_says_if_nothing_was_compared() -> None:
     model = hullo.replace_activations(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
     assert "not compared" in str(hullo.summary(model))

@@ -69,6 +69,7 @@ class Reading:
     reason: str = ""
 
 
+@functools.lru_cache(maxsize=256)
 def default_bases(known: Known) -> tuple[Base, ...]:
     """Return the bases of a hull that starts as a function, if none are given."""
     paper = resolve(_PAPER)

@@ -20,7 +20,7 @@ from hullo.gating import named_callers
 Inputs = Tensor | tuple[Any, ...] | Mapping[str, Any] | Callable[[nn.Module], Any]
 
 _CONTAINERS = (dict, OrderedDict, defaultdict, Counter, list, deque, set)
-_OPAQUE = (nn.Module, type, types.ModuleType, types.FunctionType, types.MethodType, torch.device, torch.dtype)
+_OPAQUE = (nn.Module, type, types.ModuleType, types.FunctionType, types.MethodType)
 _ATOMS = frozenset({bool, int, float, str, bytes, type(None)})
 _UNCOPIED = (type(threading.Lock()), type(threading.RLock()), types.ModuleType)
 
@@ -57,7 +57,7 @@ class State:
         tensors = [item for item in contents if isinstance(item, Tensor)]
         leaves = [item for item in tensors if item.is_leaf]
         self._clones = {} if clones is None else clones
-        self._containers = [(item, copy.copy(item)) for item in contents if type(item) in _CONTAINERS]
+        self._containers = [(item, copy.copy(item) if item else ()) for item in contents if type(item) in _CONTAINERS]
         self._tensors = [item for item in tensors if not item.is_meta]
         for item in self._tensors:
             if id(item) not in self._clones or self._has_changed(item):
@@ -108,16 +108,16 @@ def _contents(model: nn.Module) -> list[Any]:
 
 def _collect(value: Any, contents: dict[int, Any]) -> None:
     """Collect containers, tensors and generators, also from the attributes of plain objects."""
-    if type(value) in _ATOMS or id(value) in contents or isinstance(value, _OPAQUE):
+    if type(value) in _ATOMS or id(value) in contents:
         return
-    if isinstance(value, (Tensor, torch.Generator)):
-        contents[id(value)] = value
-    elif type(value) in _CONTAINERS or isinstance(value, tuple):
+    if type(value) in _CONTAINERS or isinstance(value, tuple):
         contents[id(value)] = value
         parts = tuple.__iter__(value) if isinstance(value, tuple) else value  # a subclass may iterate otherwise
         for item in list(value.values() if isinstance(value, dict) else parts):
             _collect(item, contents)
-    elif type(getattr(value, "__dict__", None)) is dict:
+    elif isinstance(value, (Tensor, torch.Generator)):
+        contents[id(value)] = value
+    elif not isinstance(value, _OPAQUE) and type(getattr(value, "__dict__", None)) is dict:
         _collect(vars(value), contents)
 
 
