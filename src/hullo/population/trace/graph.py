@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,8 +19,6 @@ from hullo.gating import GatedHull
 from hullo.population.sites import Site
 from hullo.population.trace.export import LoweringError, at_source, export
 from hullo.population.trace.in_place import Rewriter
-
-_INTERNAL = (sys.stdlib_module_names - {"abc", "functools"}) | {"torch", "hullo"}
 
 
 @torch.library.custom_op("hullo::site", mutates_args=())
