@@ -95,7 +95,7 @@ USAGE_ERRORS = {
     (*TRAIN, "--output", "taken/runs"): "cannot write to taken/runs",
     (*TRAIN, "--output", "sound", "--tensorboard", "taken"): "cannot write to taken",
     (*REPRODUCE, "--output", "taken"): "cannot write to taken: a file of that name",
-    ("figures", "--output", "taken"): "cannot write to taken",
+    ("figures", "sound", "--output", "taken"): "cannot write to taken",
     ("report", "sound", "--output", "taken/page.html"): "taken",
     ("report", "sound", "--output", "sound"): "sound",
     (*BENCH, "--output", "taken"): "cannot write to taken: a file of that name",
