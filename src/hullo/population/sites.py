@@ -15,14 +15,15 @@ from hullo.parametrizations import BuiltInParametrization, get_parametrization
 from hullo.population.values import Value
 from hullo.recognition.probe import read_module
 from hullo.surgery.in_place import InPlace
+from hullo.surgery.summary import KEPT
 
 
 def _nothing() -> Tensor:
     return torch.empty(0, dtype=torch.int64)
 
 
-BOOKKEEPING = frozenset(vars(nn.Identity()))
-"""The attributes that every module has."""
+BOOKKEEPING = frozenset({*vars(nn.Identity()), KEPT})
+"""The attributes that every module has, and what a swap has noted, which is not computed with."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from hullo.lab import compare
+from hullo.lab.comparison import engine
+from hullo.lab.comparison.candidates import prepare, seeded
+from hullo.lab.comparison.data import read_data
+from hullo.lab.comparison.decision import Arm
+from hullo.lab.comparison.task import make_task
+from hullo.lab.comparison.trial import Setup, Trial
+from hullo.lab.run.loop import Loop
+from hullo.lab.run.weights import ChosenEpochs
 from hullo.lab.spec.records import Records
 
 X = torch.randn(240, 4, generator=torch.Generator().manual_seed(0))
@@ -154,6 +164,88 @@ def test_what_the_network_has_already_is_left_out(tmp_path: Path) -> None:
     result = compare(mlp, (X, LABELS), output=tmp_path, **FAST | {"candidates": ["relu", "tanh", "tanh"]})
     assert [row.candidate for row in result.rows if row.candidate != "as it is"] == ["tanh"]
     assert any("relu" in note for note in result.notes)
+
+
+def test_the_network_of_a_candidate_is_the_best_of_its_runs_after_its_best_epoch(tmp_path: Path) -> None:
+    result = compare(lambda: mlp(1), (X, NUMBERS), output=tmp_path, **FAST | {"epochs": 4, "lr": 0.3})
+    x, y = read_data((X, NUMBERS), None, None).val
+    for label, name in (("as it is", "own"), ("tanh", "tanh")):
+        runs = [run for run in Records(result.folder / "trials.jsonl").read() if run.spec.activation == name]
+        least = min(min(run.val_metric) for run in runs)
+        error = F.mse_loss(result.network_of(label)(x), y).sqrt().item()
+        assert error == pytest.approx(least, rel=1e-4)
+    for run in Records(result.folder / "trials.jsonl").read():
+        score = result.store.score_of(run)
+        assert score.val == -min(run.val_metric)
+        assert score.test == -run.test_metric[run.val_metric.index(min(run.val_metric))]
+
+
+def test_seeds_fix_weights_and_order_and_one_by_one_is_as_in_a_population() -> None:
+    data = read_data((X, LABELS), None, None)
+    assert data.first is not None
+    inputs, targets = data.first
+    found, _ = prepare(seeded(mlp, inputs), ["tanh", "hull"], inputs)
+    loader, task = data.loader(torch.device("cpu")), make_task(targets, None, None)
+
+    def curves(names: list[str], seeds: list[int], *, is_alone: bool) -> Tensor:
+        candidates = {item.name: replace(item, is_alone=is_alone) for item in found}
+        setup = Setup(candidates, loader, task, inputs, None, 32, "adamw", 0.01, "float32")
+        trial = Trial([Arm(name, 0.03, seed) for name, seed in zip(names, seeds, strict=True)], setup, epochs=3)
+        for _ in trial.advance():
+            pass
+        return trial.curves["val_loss"]
+
+    hull = found[2].name
+    together = curves(["own", "own", "own", hull], [0, 1, 0, 0], is_alone=False)
+    assert together[:, 0].equal(together[:, 2])
+    assert (together[:, 0] - together[:, 1]).abs().min() > 1e-4
+    assert (together[:, 0] - together[:, 3]).abs().max() < 0.05  # it starts as the ReLU
+    for k, name in ((0, "own"), (3, hull)):
+        torch.testing.assert_close(curves([name], [0], is_alone=True)[:, 0], together[:, k], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("network", [mlp, Branching])
+def test_an_interrupted_training_goes_on_from_its_checkpoint(
+    network: Callable[[], nn.Module], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = FAST | {"candidates": ["tanh"], "epochs": 3}
+    whole = compare(network, (X, LABELS), output=tmp_path / "whole", **options)
+    monkeypatch.setattr(engine, "CHECKPOINT_EVERY", 0.0)
+    update, calls, loaded = ChosenEpochs.update, [0], []
+
+    def stop(*args: Any, **options: Any) -> None:
+        calls[0] += 1
+        if calls[0] == 2:
+            raise KeyboardInterrupt
+        update(*args, **options)
+
+    def load(self: Trial, state: dict[str, Any]) -> None:
+        Loop.load_state_dict(self, state)
+        loaded.append(self.epoch)
+
+    monkeypatch.setattr(ChosenEpochs, "update", stop)
+    monkeypatch.setattr(Trial, "load_state_dict", load)
+    with pytest.raises(KeyboardInterrupt):
+        compare(network, (X, LABELS), output=tmp_path / "parts", **options)
+    parts = compare(network, (X, LABELS), output=tmp_path / "parts", **options)
+    assert loaded == [1]
+    for arm in whole.store.records.keys() & parts.store.records.keys():
+        assert parts.store.records[arm].val_loss == whole.store.records[arm].val_loss
+        assert parts.store.score(arm) == whole.store.score(arm)
+
+
+def test_the_interval_over_examples_adds_both_variances(tmp_path: Path) -> None:
+    result = compare(mlp, (X, LABELS), output=tmp_path, **FAST | {"candidates": ["tanh"], "epochs": 4})
+    found = result.verdict
+    assert found is not None
+    arms = result.choice.confirmation(found.pairs)
+    scores = torch.stack([result.store.load_examples(arm) for arm in arms])  # type: ignore[misc]
+    for arm, own in zip(arms, scores, strict=True):
+        assert own.mean() == pytest.approx(result.store.score(arm).test, abs=0.01)
+    variances = found.deviation**2 / found.pairs, float((scores[::2] - scores[1::2]).mean(0).var()) / scores.shape[1]
+    half = found.half * math.sqrt(sum(variances) / variances[0]) if variances[0] else 0.0
+    expected = f"± {half:.2f} points over seeds and test examples"
+    assert (expected in result.finding) == (variances[0] > 0)
 
 
 def test_runs_that_diverge_are_counted_and_do_not_stop_others(tmp_path: Path) -> None:
