@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from statistics import median
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-REPEATS = 15
+REPEATS = 30
 
 
 class StepCost(NamedTuple):
@@ -21,7 +20,7 @@ class StepCost(NamedTuple):
 
 
 def measure_costs(networks: Sequence[nn.Module], inputs: Tensor, loss: Callable[[Any], Tensor]) -> list[StepCost]:
-    """Return the costs of networks, measured in turns, so that a busy machine slows all of them alike."""
+    """Return the costs of networks: the least time of steps that are measured in turns, since machines are busy."""
 
     def step(network: nn.Module) -> float:
         started = now(inputs.device)
@@ -31,7 +30,7 @@ def measure_costs(networks: Sequence[nn.Module], inputs: Tensor, loss: Callable[
 
     memory = [_measure_memory(network.to(inputs.device).train(), step, inputs.device) for network in networks]
     rounds = [[step(network) for network in networks] for _ in range(REPEATS)]
-    return [StepCost(median(own), held) for own, held in zip(zip(*rounds, strict=True), memory, strict=True)]
+    return [StepCost(min(own), held) for own, held in zip(zip(*rounds, strict=True), memory, strict=True)]
 
 
 def _measure_memory(network: nn.Module, step: Callable[[nn.Module], object], device: torch.device) -> int:

@@ -68,6 +68,7 @@ class Result:
     verdict: Verdict | None
     store: Store
     worth: float | None = None
+    worth_rule: str = ""
     power: float | None = None
     costs: list[StepCost] = field(default_factory=list)
     needed: float | None = None  # minutes, in all, that would decide
@@ -204,7 +205,7 @@ class Result:
             f"{self.network} on {self.data}: {f'{self.metric.name} {self.metric.scale}'.rstrip()}, {better} is better",
             f"data: {self.split}",
             f"each run: {self.plan.epochs} epochs, at the best learning rate of {rates}",
-            *([] if self.worth is None else [f"worth a change: a gain of {self._spell(self.worth)}"]),
+            *([] if self.worth is None else [f"worth a change: a gain of {self._spell(self.worth)}{self.worth_rule}"]),
             *(f"{HULL}: {item.name}" for item in self.candidates if item.label == HULL),
             *self.notes,
         ]

@@ -67,6 +67,11 @@ class Metric:
         """Return 1 if higher is better, else -1."""
         return 1.0 if self.higher else -1.0
 
+    @property
+    def worth_rule(self) -> str:
+        """Return what `default_worth` is, in words."""
+        return "0.3 points" if self.name == ACCURACY else "1 % of what it scores as it is"
+
     def default_worth(self, value: float) -> float:
         """Return the gain that is worth a change if a user does not say: 0.3 points of accuracy, else 1 % of a value.
 
