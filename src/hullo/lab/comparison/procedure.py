@@ -70,7 +70,7 @@ class Procedure:
             verdict=verdict,
             store=store,
             worth=worth,
-            worth_rule=f" ({metric.worth_rule}, by default)" if self.worth is None else "",
+            worth_rule=f" ({metric.worth_rule})" if self.worth is None else "",
             power=store.state.get("power"),
             costs=costs,
             needed=self._minutes_to_decide(plan, verdict),

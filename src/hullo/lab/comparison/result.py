@@ -203,7 +203,7 @@ class Result:
         rates = ", ".join(f"{lr:g}" for lr in self.choice.grid or self.plan.rates)
         lines = [
             f"{self.network} on {self.data}: {f'{self.metric.name} {self.metric.scale}'.rstrip()}, {better} is better",
-            f"data: {self.split}",
+            *(f"data: {part}" for part in self.split.split("; ")),
             f"each run: {self.plan.epochs} epochs, at the best learning rate of {rates}",
             *([] if self.worth is None else [f"worth a change: a gain of {self._spell(self.worth)}{self.worth_rule}"]),
             *(f"{HULL}: {item.name}" for item in self.candidates if item.label == HULL),

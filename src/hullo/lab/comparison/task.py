@@ -70,7 +70,7 @@ class Metric:
     @property
     def worth_rule(self) -> str:
         """Return what `default_worth` is, in words."""
-        return "0.3 points" if self.name == ACCURACY else "1 % of what it scores as it is"
+        return "by default" if self.name == ACCURACY else "by default 1 % of what it scores as it is"
 
     def default_worth(self, value: float) -> float:
         """Return the gain that is worth a change if a user does not say: 0.3 points of accuracy, else 1 % of a value.
