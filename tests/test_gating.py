@@ -161,7 +161,9 @@ def test_gradients_reuse_memory_only_if_unreferenced(use: str, monkeypatch: pyte
     for _ in range(2 if use == "graph" else 1):
         torch.testing.assert_close(torch.autograd.grad(y, w, retain_graph=use == "graph")[0], expected)
     assert torch.equal(holder, before)
-    assert [address in actual for address in addresses] == [use == "none", use != "graph"]
+    taken, wanted = [address in actual for address in addresses], [use == "none", use != "graph"]
+    first = use == "another operation"  # whose saved gate may be free before the gradients of the gate are added
+    assert taken[first:] == wanted[first:]
 
 
 def test_backward_hooks_of_the_hull_are_called() -> None:
