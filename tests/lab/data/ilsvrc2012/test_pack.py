@@ -163,6 +163,18 @@ def test_full_disk_is_a_clear_error_and_keeps_finished_shards(tmp_path, packed, 
     assert before.items() <= inodes(other).items()
 
 
+def test_pack_under_repair_is_not_finished(tmp_path, packed, pack, monkeypatch):
+    def fill_up(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (packed.folder / "train-001.npy").unlink()
+    monkeypatch.setattr(os, "fsync", fill_up)
+    with pytest.raises(DataError, match="No space left on device"):
+        pack(tmp_path / "source", packed.folder)
+    with pytest.raises(DataError, match="no finished pack"):
+        Pack.open(packed.folder)
+
+
 def test_second_process_cannot_pack_into_the_same_folder(tmp_path, pack):
     (tmp_path / "packed").mkdir()
     with FileLock(tmp_path / "packed" / ".lock"), pytest.raises(DataError, match="another process is packing into"):
