@@ -242,3 +242,48 @@ def test_loop_that_does_not_decide_is_restored() -> None:
     restored = hullo.restore(TwoLoops(), model.state_dict(), example_inputs=X)
     restored.load_state_dict(model.state_dict())
     torch.testing.assert_close(restored(X), model(X))
+
+
+def mish(x: Tensor) -> Tensor:
+    return x * torch.tanh(F.softplus(x))
+
+
+class Helper(Base):
+    """A helper function that calls two functions, and is an activation as a whole."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(mish(self.a(x)))
+
+
+class ByShape(nn.Module):
+    """Another function than at test points."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x) if x.shape == X.shape else F.relu(x)
+
+
+def test_helper_is_one_call_and_modules_are_what_they_computed_here() -> None:
+    model = hullo.replace_activations(nn.Sequential(Helper(), nn.Linear(4, 4), ByShape()), example_inputs=X)
+    assert list(hullo.summary(model).hulls) == ["0.mish_1", "2.tanh_1"]
+
+
+def test_second_hull_of_a_module_has_copies_of_its_hooks() -> None:
+    class Twice(Base):
+        def __init__(self) -> None:
+            super().__init__()
+            self.act = nn.ReLU()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.act(self.b(self.act(self.a(x))))
+
+    model, called = Twice(), []
+    handle = model.act.register_forward_hook(lambda *_: called.append("both"))
+    hullo.replace_activations(model, example_inputs=X)
+    called.clear()
+    model.act_2.register_forward_hook(lambda *_: called.append("second"))
+    model(X)
+    assert called == ["both", "both", "second"]
+    handle.remove()
+    called.clear()
+    model(X)
+    assert called == ["both", "second"]
