@@ -124,6 +124,12 @@ def test_unrestorable_hull_is_named_and_the_model_unchanged(
     assert repr(model) == before
 
 
+def test_name_that_several_sites_match_is_an_error() -> None:
+    model = nn.ModuleDict({name: nn.ModuleDict({"act": nn.ReLU()}) for name in "ab"})
+    with pytest.raises(ValueError, match=r"'c\.act', where .*'a\.act', 'b\.act'"):
+        hullo.restore(model, {"c.act.raw_recentred__relu": torch.ones(1)})
+
+
 def test_prefix_of_a_wrapper_is_ignored() -> None:
     x = torch.randn(2, 3, 4, 4)
     saved = hullo.replace_activations(Net(), example_inputs=x).state_dict()
