@@ -334,6 +334,10 @@ def test_in_place_hulls_copy_nothing_if_memory_is_unshared() -> None:
     model.act(view)
     assert base.data_ptr() == view.data_ptr() == address  # written where others read it
     torch.testing.assert_close(base.flatten(), view)
+    kept = model.layer(x)
+    alias = kept.detach()
+    model.act(kept)
+    assert torch.equal(alias, kept)
 
 
 class Frozen(nn.Module):
