@@ -306,11 +306,10 @@ def test_compiled_code_calls_the_fused_kernel() -> None:
     assert any("hullo" in str(node.target) for node in graphs[0].graph.nodes)
 
 
-@gpu
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_the_operators_pass_torchs_own_checks(layout: torch.memory_format) -> None:
-    x = torch.randn(4, 6, 5, 5, device="cuda").to(memory_format=layout).requires_grad_()
-    raw = torch.randn(2, 3, device="cuda", requires_grad=True)
+    x = torch.randn(4, 6, 5, 5, device=DEVICE).to(memory_format=layout).requires_grad_()
+    raw = torch.randn(2, 3, device=DEVICE, requires_grad=True)
     rest = (CombineSpec(TRIO, get_parametrization("recentred"), 1).spelled, None)
     torch.library.opcheck(torch.ops.hullo.combine, (x, raw, *rest))
     torch.library.opcheck(torch.ops.hullo.combine_backward, (x.detach(), x.detach(), raw.detach(), *rest))
