@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from trained_alone import OPTIMIZERS, assert_equal_states
 
 import hullo
-from hullo.population import SGD, AdamW, Population
+from hullo.population import SGD, AdamW, Population, kernels
 
 STEPS = 6
 ACTIVATIONS: list[Callable[[], nn.Module]] = [
@@ -136,6 +136,24 @@ def test_updates_of_a_parameter_count_from_its_first_gradient(name: str) -> None
             optimizer.step()
     for k, network in enumerate(networks):
         assert_equal_states(population[k], network)
+
+
+def test_one_kernel_updates_groups_as_plain_operations_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    start, updated = Population([network(act).float() for act in ACTIVATIONS]), []
+    for is_fused in (False, True):
+        monkeypatch.setattr(kernels, "support", lambda x, is_fused=is_fused: is_fused)
+        population = copy.deepcopy(start)
+        biases = [p for key, p in population.named_parameters() if key.endswith("bias")]
+        settings = {"weight_decay": 0.1, "coefficient_lr_scale": 3.0, "groups": [{"params": biases, "lr_scale": 2.0}]}
+        optimizer = SGD(population, lr=[0.1 * (1 + k) for k in range(len(population))], **settings)
+        for parameter in optimizer.parameters.values():
+            parameter.grad = torch.ones_like(parameter)
+        population.activations.raw.grad *= population.activations.codes > 0  # of numbers that are learned
+        optimizer.step()
+        updated.append({name: p.detach().clone() for name, p in population.named_parameters()})
+        assert (optimizer._flat is not None) is is_fused
+    torch.testing.assert_close(*updated)
 
 
 def test_coefficients_have_the_order_of_the_bases_that_were_given() -> None:

@@ -2,7 +2,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hullo.population.rng import Purpose, draw, draw_below, open_streams, permute
+from hullo.population.rng import Purpose, draw, draw_below, draw_short, open_streams, permute
 
 WORD = (1 << 64) - 1
 words = st.integers(-(2**63), 2**63 - 1)
@@ -88,3 +88,10 @@ def test_all_permutations_are_equally_likely():
 def test_permutations_differ_between_seeds_and_epochs():
     orders = torch.stack([permute(open_streams(torch.arange(20), Purpose.ORDER, epoch), 50) for epoch in range(20)])
     assert orders.flatten(0, 1).unique(dim=0).shape[0] == 400
+
+
+def test_short_numbers_of_a_part_of_a_batch_are_those_of_the_whole() -> None:
+    keys = torch.tensor([1234567, 89])
+    whole = draw_short(keys, (7, 5))
+    for first in range(7):
+        assert draw_short(keys, (7 - first, 5), first).equal(whole[:, first:])
