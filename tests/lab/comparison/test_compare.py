@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from hullo.lab import compare
-from hullo.lab.comparison import engine
+from hullo.lab.comparison import engine, procedure
 from hullo.lab.comparison.candidates import prepare, seeded
 from hullo.lab.comparison.data import read_data
 from hullo.lab.comparison.decision import Arm
@@ -87,12 +87,17 @@ def test_a_finished_comparison_is_not_trained_again_and_gives_the_same(tmp_path:
     assert second.verdict == first.verdict
 
 
-def test_more_minutes_and_seeds_look_again_at_a_smaller_error_rate(tmp_path: Path) -> None:
+def test_more_minutes_and_seeds_look_again_at_a_smaller_error_rate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # noise, so that no look decides
     labels = torch.randint(2, (240,), generator=torch.Generator().manual_seed(1))
     options = FAST | {"candidates": ["tanh"]}
-    first = compare(mlp, (X, labels), output=tmp_path, **options)
+    with monkeypatch.context() as short:
+        short.setattr(procedure, "MAX_SEEDS", 1)
+        first = compare(mlp, (X, labels), output=tmp_path, **options)
     second = compare(mlp, (X, labels), output=tmp_path, **options | {"minutes": 20.0, "seeds": 5})
+    assert second.choice == first.choice  # which is not made again
     assert first.verdict is not None
     assert second.verdict is not None
     assert (first.verdict.pairs, second.verdict.pairs) == (3, 5)
@@ -187,8 +192,8 @@ def test_seeds_fix_weights_and_order_and_one_by_one_is_as_in_a_population() -> N
     found, _ = prepare(seeded(mlp, inputs), ["tanh", "hull"], inputs)
     loader, task = data.loader(torch.device("cpu")), make_task(targets, None, None)
 
-    def curves(names: list[str], seeds: list[int], *, is_alone: bool) -> Tensor:
-        candidates = {item.name: replace(item, is_alone=is_alone) for item in found}
+    def curves(names: list[str], seeds: list[int], **changes: Any) -> Tensor:
+        candidates = {item.name: replace(item, **changes) for item in found}
         setup = Setup(candidates, loader, task, inputs, None, 32, "adamw", 0.01, "float32")
         trial = Trial([Arm(name, 0.03, seed) for name, seed in zip(names, seeds, strict=True)], setup, epochs=3)
         for _ in trial.advance():
@@ -196,7 +201,9 @@ def test_seeds_fix_weights_and_order_and_one_by_one_is_as_in_a_population() -> N
         return trial.curves["val_loss"]
 
     hull = found[2].name
-    together = curves(["own", "own", "own", hull], [0, 1, 0, 0], is_alone=False)
+    together = curves(["own", "own", "own", hull], [0, 1, 0, 0])
+    assert [item.scale for item in found] == [1.0, 1.0, 10.0]
+    assert (curves([hull], [0], scale=1.0)[:, 0] - together[:, 3]).abs().min() > 1e-5  # coefficients have a rate
     assert together[:, 0].equal(together[:, 2])
     assert (together[:, 0] - together[:, 1]).abs().min() > 1e-4
     assert (together[:, 0] - together[:, 3]).abs().max() < 0.05  # it starts as the ReLU

@@ -144,6 +144,12 @@ def test_differences_without_scatter_decide_nothing() -> None:
     assert judge([2.0, 3.0, 4.0], [2.0, 3.0, 4.0], worth=5.0).kind == KEEP
 
 
+def test_a_challenger_that_is_significantly_worse_does_not_win() -> None:
+    verdict = judge([1.0, 1.1, 0.9, 1.0], [2.0, 2.2, 1.9, 2.1], worth=0.3)
+    assert verdict.p <= verdict.alpha
+    assert verdict.kind == KEEP
+
+
 def test_looks_spend_one_twentieth_together() -> None:
     assert sum(alpha_of(look) for look in range(1, 50)) == pytest.approx(0.05)
 
