@@ -244,6 +244,7 @@ def test_page_counts_right_models_and_lists_reasons(checks: Any, tmp_path: Path)
             hulls=1,
             left=["a.b (relu): it is handed on (Net.forward, line 7)"],
             setting="timm 1.0, torch 2",
+            swap=0.2,
         ),
         checks.Result("kan", "KAN", "right", hulls=2, setting="kan 0.1, torch 2", swap=0.1),
         checks.Result(
@@ -260,7 +261,7 @@ def test_page_counts_right_models_and_lists_reasons(checks: Any, tmp_path: Path)
     assert "| timm | 1.0 | 3 | 1 | 1 | 1 | 0 | 4 |" in lines
     assert "| all |  | 4 | 2 | 1 | 1 | 0 | 6 |" in lines
     assert "| kan | 0.1 | KAN 2 |" in lines
-    assert any("takes 0.1 s" in line and "at most 0.3 s" in line for line in lines)
+    assert any("takes 0.2 s" in line and "at most 0.3 s" in line for line in lines)
     assert "| timm two | partly | 1 | it is handed on |" in lines
     assert "| timm three | refused | 0 | it is odd; at all |" in lines
     assert r"**timm**: one\_a 3, two 1" in lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -454,9 +455,11 @@ _imported: set[str] = set()
 def _make(what: str, options: dict[str, Any]) -> nn.Module:
     path, _, name = what.rpartition(".")
     if what not in _imported:  # importing may draw random numbers
+        _imported.add(what)
+        state = random.getstate()
         with torch.random.fork_rng():
-            _imported.add(what)
             _make(what, options)
+        random.setstate(state)
     make = getattr(importlib.import_module(path), name) if path else globals()[name]
     return make(**options)
 

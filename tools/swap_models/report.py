@@ -72,7 +72,7 @@ def _environments(results: Collection[Result]) -> Iterator[str]:
 
 
 def _times(results: Collection[Result]) -> str:
-    times = sorted(result.swap for result in results if result.hulls)
+    times = sorted(result.swap for result in results if result.swap)
     median, most = times[len(times) // 2], times[len(times) * 9 // 10]
     return (
         f"Beyond the forward and backward passes that it runs, a swap takes {median:.2g} s of one processor in the "
