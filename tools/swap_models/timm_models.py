@@ -121,7 +121,7 @@ MODELS: dict[str, tuple[int, dict[str, Any]]] = {
     "swiftformer_xs": (64, {}),
     "swin_tiny_patch4_window7_224": (56, {"img_size": 56, "embed_dim": 24, "depths": (2, 2)}),
     "swinv2_tiny_window8_256": (64, {"img_size": 64, "embed_dim": 24, "depths": (2, 2)}),
-    "swinv2_cr_tiny_224": (56, {"img_size": 56, "embed_dim": 24, "depths": (1, 1, 1, 1)}),
+    "swinv2_cr_tiny_224": (56, {"img_size": 56, "window_ratio": 8, "embed_dim": 24, "depths": (1, 1, 1, 1)}),
     "tiny_vit_5m_224": (64, {}),
     "tnt_s_patch16_224": (32, {"img_size": 32, "depth": 2}),
     "twins_pcpvt_small": (64, {"img_size": 64, "depths": (1, 1, 1, 1)}),
