@@ -128,11 +128,12 @@ def test_study_compares_and_resumes(
     monkeypatch.syspath_prepend(EXAMPLES / "studies")
     options, fixed, learned = STUDIES[study]
     output = tmp_path / "runs.jsonl"
-    command = [*inputs.get(study, []), *options, "--seeds", "2", "--only", fixed, learned, "--output", str(output)]
+    command = [*inputs.get(study, []), *options, "--rates", "1e-4", "1e-3", "--seeds", "2"]
+    command += ["--only", fixed, learned, "--output", str(output)]
     table = run(f"studies/{study}.py", *command)
     records = output.read_text()
     runs = [json.loads(line)["run"] for line in records.splitlines()]
-    assert [item["seed"] for item in runs] == [0] * 6 + [100, 100, 101, 101]  # three rates, then fresh seeds
+    assert [item["seed"] for item in runs] == [0] * 4 + [100, 100, 101, 101]  # two rates, then fresh seeds
     assert {item["candidate"] for item in runs} == {fixed, learned}
     assert f"{fixed} (reference)" in table
     assert run(f"studies/{study}.py", *command) == table

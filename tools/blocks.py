@@ -5,8 +5,8 @@
 
 A block stands between `<!-- block:table columns -->` and `<!-- /block -->`. Its first word is a key of PARTS, followed
 by folders of results, whose records alone count; or a key of TABLES in benchmarks/tables.py, followed by the name of a
-file in benchmarks/results. Parts about the columns of the paper's table take, of each column, the longest runs that
-have enough seeds.
+file in benchmarks/results; or a key of FILES, followed by a file in results. Parts about the columns of the paper's
+table take, of each column, the longest runs that have enough seeds.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from pages.late_loss import late_loss_table
 from pages.plans import plans_part
 from pages.readings import readings_tables
 from pages.speed import cost_table, read_plain, speed_table
+from pages.studies import study_part
 
 from hullo.lab.analysis.experiments import Experiment, experiments
 from hullo.lab.analysis.sources import longest_of_columns, read_records
@@ -83,6 +84,11 @@ PARTS: dict[str, Part] = {
     "study": lambda records, _: study_tables(records),
     "study-test": lambda records, _: study_test_tables(records),
 }
+FILES: dict[str, Callable[[Path], str]] = {
+    "runs": study_part,
+    "output": lambda path: f"```text\n{path.read_text().strip()}\n```",
+}
+"""Blocks that are made from one file of results: runs of a study, and what a command printed."""
 CHARTS = ("cpu", "gpu_flat")
 """Files of rows in benchmarks/results that have a chart."""
 OPTIONAL = {"imagewoof", "controls", "control-gains"}
@@ -112,12 +118,15 @@ def with_blocks(text: str, root: Path) -> str:
     def block(marked: re.Match[str]) -> str:
         start, name, words, _, end = marked.groups()
         sources = words.split()
-        if name not in PARTS and name not in TABLES:
-            raise ValueError(f"{start.strip()}: unknown block {name!r}; available: {', '.join([*PARTS, *TABLES])}")
+        if name not in PARTS and name not in TABLES and name not in FILES:
+            known = ", ".join([*PARTS, *TABLES, *FILES])
+            raise ValueError(f"{start.strip()}: unknown block {name!r}; available: {known}")
         if not sources:
             raise ValueError(f"{start.strip()}: name its folder of results or its file of rows, too")
         if name in TABLES:
             made = make_table(name, root / "benchmarks" / "results" / f"{sources[0]}.csv")
+        elif name in FILES:
+            made = FILES[name](root / "results" / sources[0])
         else:
             made = make_part(name, [root / "results" / folder for folder in sources])
         return f"{start}{made}\n{end}" if made else f"{start}{end}"

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import hullo
 from hullo.population import AdamW, capture
 
-HIDDEN, BATCH, RATES = (510, 263, 363), 256, (5e-4, 1.3e-3, 3e-3)
+HIDDEN, BATCH, RATES = (510, 263, 363), 256, (5e-4, 1.3e-3, 3e-3, 7e-3)
 
 
 def affine(width: int, *, per_feature: bool = False, init: str | None = "relu", bases: str = "identity relu tanh"):
