@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 import warnings
@@ -117,13 +118,17 @@ torch.testing.assert_close(torch.export.load({str(tmp_path / "model.pt2")!r}).mo
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("raw", [(-0.1, 0.55, 0.55), (0.7, 0.9, -0.6), (0.2, 0.3, 0.5)])
 @pytest.mark.parametrize("hull", [hullo.ConvexHull, hullo.ConicHull])
-def test_exported_hull_has_the_gradients_of_the_original(hull: type[hullo.Hull]) -> None:
+def test_exported_hull_has_the_gradients_of_the_original(
+    hull: type[hullo.Hull], raw: tuple[float, ...], strict: bool
+) -> None:
     act, x = hull("identity", "relu", "tanh"), torch.linspace(-2, 2, 9)
     with torch.no_grad():
-        act.raw.copy_(torch.tensor([-0.1, 0.55, 0.55]))  # outside: the projection has no derivative of its own there
-    exported = torch.export.export(act, (x,)).module()
+        act.raw.copy_(torch.tensor(raw))  # outside, the projection has no derivative of its own
+    exported = torch.export.export(copy.deepcopy(act), (x,), strict=strict).module()
     for module in (act, exported):
-        (module(x) * x).sum().backward()
+        (module(x) * (1 + x)).sum().backward()
     torch.testing.assert_close(next(exported.parameters()).grad, act.raw.grad)
     torch.testing.assert_close(exported(x), act(x))

@@ -183,6 +183,11 @@ class _Projection(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
+    def linear(values: Tensor) -> Tensor:
+        """Return the linear map, equal to its transpose, that the backward pass applies to the gradient."""
+        return _centred(values)
+
+    @staticmethod
     def forward(raw: Tensor) -> Tensor:
         return nearest_in_simplex(raw)
 
@@ -199,6 +204,10 @@ class _Clamp(_Projection):
     """Project onto the orthant, max(r, 0); the backward pass returns the gradient, for the reasons given above."""
 
     @staticmethod
+    def linear(values: Tensor) -> Tensor:
+        return values
+
+    @staticmethod
     def forward(raw: Tensor) -> Tensor:
         return raw.clamp_min(0)
 
@@ -212,7 +221,7 @@ def _apply(projection: type[_Projection], raw: Tensor) -> Tensor:
     if is_forward_mode():  # PyTorch drops second derivatives of a Function that has a forward derivative
         return projection.forward(raw)
     if torch.compiler.is_exporting() or needs_plain_operations():
-        like = raw if projection is _Clamp else _centred(raw)
+        like = projection.linear(raw)
         return projection.forward(raw).detach() + (like - like.detach())
     projected: Tensor = projection.apply(raw)  # type: ignore[no-untyped-call]
     return projected
