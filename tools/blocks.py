@@ -84,9 +84,16 @@ PARTS: dict[str, Part] = {
     "study": lambda records, _: study_tables(records),
     "study-test": lambda records, _: study_test_tables(records),
 }
+
+
+def _fence(text: str) -> str:
+    return f"```text\n{text.strip()}\n```"
+
+
 FILES: dict[str, Callable[[Path], str]] = {
     "runs": study_part,
-    "output": lambda path: f"```text\n{path.read_text().strip()}\n```",
+    "output": lambda path: _fence(path.read_text()),
+    "output-end": lambda path: _fence("\n\n".join(path.read_text().strip().split("\n\n")[-2:])),
 }
 """Blocks that are made from one file of results: runs of a study, and what a command printed."""
 CHARTS = ("cpu", "gpu_flat")

@@ -13,11 +13,9 @@ from typing import Any
 
 import command_cases
 import pytest
-import typer
 from command_cases import CASES
 from filelock import FileLock
 
-from hullo.lab.cli.common import report_interruption
 from hullo.lab.files import locked
 from hullo.lab.signals import REPEAT_SECONDS, stop_request
 
@@ -45,7 +43,7 @@ def test_signal_ends_any_command_with_one_line(name: str, endings: dict[str, dic
     assert ending["code"] == 128 + number, ending["stderr"]
     assert ending["seconds"] < PROMPT
     message = ending["stderr"].removeprefix("note: another process is fetching cifar10; waiting for it\n")
-    expected = "stopped; the state is saved in new" if name.startswith("train waits") else WORDS[number]
+    expected = "stopped; what was done is kept in new" if name.startswith("train waits") else WORDS[number]
     assert message.startswith(f"hullo: {expected}")
     assert message.count("\n") == 1
     assert not [file for file in ending["files"] if file.endswith((".part", ".png", ".html"))]
@@ -128,14 +126,3 @@ def test_stop_request_ends_a_wait_for_a_lock(tmp_path: Path) -> None:
     assert waited == [0, 1]
     with locked(tmp_path / "lock", wait):  # nothing is left of it
         pass
-
-
-def test_interruption_says_that_the_state_is_saved_only_if_it_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for words in ("resume with: ", f"the state is saved in {tmp_path}; resume with: "):
-        with pytest.raises(typer.Exit), report_interruption(tmp_path):
-            raise KeyboardInterrupt
-        assert capsys.readouterr().err.startswith(f"hullo: stopped; {words}")
-        (tmp_path / "checkpoints").mkdir(exist_ok=True)
-        (tmp_path / "checkpoints" / "x.safetensors").touch()

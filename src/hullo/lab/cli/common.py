@@ -204,7 +204,5 @@ def report_interruption(output: Path) -> Iterator[None]:
         with report_write_errors(output, f"{remedy}; finished runs are kept, resume with: {command}"):
             yield
     except KeyboardInterrupt:
-        is_saved = any(any(output.glob(pattern)) for pattern in ("*.npz", "checkpoints/*.safetensors"))
-        state = f"the state is saved in {output}; " if is_saved else ""
-        typer.echo(f"hullo: stopped; {state}resume with: {command}", err=True)
+        typer.echo(f"hullo: stopped; what was done is kept in {output}; resume with: {command}", err=True)
         raise typer.Exit(signals.exit_code()) from None
