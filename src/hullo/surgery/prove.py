@@ -2,7 +2,7 @@
 
 What is proved, on the example inputs, in training and evaluation mode and with the same random numbers: outputs,
 buffers and, in training mode, the gradients of weights are as before, to rounding; each hull runs as often as the
-activation it replaces, also without gradients and without an observer; and the outputs depend on each hull. For the
+activation it replaces, also without gradients and without an observer; and which hulls the outputs depend on. For the
 last, one backward pass shows which coefficients have a gradient other than 0; to the results of the other hulls, random
 numbers are added, one hull after the other. Weights that start as zeros, as at the end of residual branches, hide such
 an effect, so they are random numbers meanwhile. Moving all coefficients at once changes outputs in evaluation mode.
@@ -217,13 +217,16 @@ class Comparison:
                     f"{distance:.2g} relative to its largest number; the tolerance is {tolerance:.0e}"
                 )
 
-    def check_hulls(self, model: nn.Module, outcomes: Mapping[str, Outcome], sites: Mapping[str, Site]) -> None:
-        """Check that hulls are called where activations were, and that outputs depend on each; raise NotProvenError.
+    def check_hulls(self, model: nn.Module, outcomes: Mapping[str, Outcome], sites: Mapping[str, Site]) -> set[str]:
+        """Check that hulls are called where activations were; raise NotProvenError if not.
 
         Args:
             model: the changed model.
             outcomes: its runs, by mode.
             sites: the replaced sites, by name.
+
+        Returns:
+            The names of the sites that outputs do not depend on: the model drops the results there.
         """
         hulls = {name: id(model.get_submodule(name)) for name in sites}
         for mode, outcome in outcomes.items():
@@ -249,10 +252,8 @@ class Comparison:
                     raise RuntimeError(
                         "the outputs of the changed model do not depend on the coefficients of its hulls"
                     )
-        if self.modes:
-            without = self._without_effect(model, trained)
-            if idle := [site for name, site in sites.items() if hulls[name] in without]:
-                raise NotProvenError(idle, "the outputs of the model do not depend on it")
+        without = self._without_effect(model, trained) if self.modes else set()
+        return {name for name in sites if hulls[name] in without}
 
     def _without_effect(self, model: nn.Module, trained: set[int]) -> set[int]:
         """Return the ids of the hulls that do not change the outputs; `trained` are known to do so."""

@@ -68,8 +68,9 @@ def replace_activations(
     mode share a hull. What cannot be replaced is not changed, and :func:`hullo.summary` lists it with the reason.
 
     Then the swap is proven: outputs, gradients of weights and buffers are as before, in both modes and with the same
-    random numbers; hulls run where activations did, also without gradients; and the outputs depend on each hull.
-    After an error, the model is unchanged. The runs change neither the model nor random number generators.
+    random numbers; and hulls run where activations did, also without gradients. The summary names hulls that outputs
+    do not depend on. After an error, the model is unchanged. The runs change neither the model nor random number
+    generators.
 
     Without `example_inputs`, models of transformers and timm use those they know. Of any other model, only modules are
     replaced, one hull for each, and nothing is compared.
@@ -178,7 +179,7 @@ def _swap_observed(
         sites = observed_sites(model, comparison)
         chosen = choice.select(sites)
         try:
-            hulls = _swap_and_prove(model, sites, chosen, recipe, comparison, compare)
+            hulls, without_effect = _swap_and_prove(model, sites, chosen, recipe, comparison, compare)
         except NotProvenError as error:
             before.restore()
             _give_up(error.sites, error.reason)
@@ -198,6 +199,8 @@ def _swap_observed(
     keep(model, sites, hulls)
     for hull in {model.get_submodule(site.name) for site in chosen}:
         vars(hull)["compared"] = comparison.modes if compare else ""
+    for name in without_effect:
+        vars(model.get_submodule(name))["without_effect"] = True
     return True
 
 
@@ -236,22 +239,26 @@ def _swap_and_prove(
     recipe: Recipe,
     comparison: Comparison,
     compare: bool,
-) -> Mapping[str, Hull]:
-    """Put hulls in and prove the swap. If the hulls start as other functions, prove it with default hulls first."""
+) -> tuple[Mapping[str, Hull], set[str]]:
+    """Put hulls in and prove the swap; return them, and the names of those that outputs do not depend on.
+
+    If the hulls start as other functions, the swap is proven with default hulls first.
+    """
     before = Structure(model)
     channels = {site.name: _find_channels(site, recipe) for site in chosen} if recipe.infers_channels else {}
     hulls = recipe.make(model, chosen, channels)
     is_alike = all(starts_alike(hulls[site.name], site) for site in chosen)
     plain = hulls if is_alike else Recipe().make(model, chosen, {})
     swap(model, sites, plain)
+    without_effect: set[str] = set()
     if compare:
-        comparison.check_hulls(model, comparison.check(model), {site.name: site for site in chosen})
+        without_effect = comparison.check_hulls(model, comparison.check(model), {site.name: site for site in chosen})
     if not is_alike:
         before.restore()
         swap(model, sites, hulls)
         for mode in comparison.expected if compare else ():
             comparison.run_changed(model, mode)
-    return hulls
+    return hulls, without_effect
 
 
 def _find_channels(site: Site, recipe: Recipe) -> Channels:

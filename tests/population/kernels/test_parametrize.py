@@ -10,7 +10,7 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -118,6 +118,7 @@ def eighths(shape: tuple[int, ...], most: int = 2) -> Tensor:
 )
 def test_any_rows_and_layers_agree_with_float64(members: list[str], widths: list[int], most: int, seed: int) -> None:
     layers = build(members, widths)
+    assume(layers.raw.requires_grad)  # some member learns
     torch.manual_seed(seed)
     fill(layers, eighths(layers.raw.shape, most))
     check(layers, eighths((len(order(layers)), len(layers.bases)), most))
