@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -47,7 +48,33 @@ def root(tmp_path: Path) -> Path:
 
 def test_every_block_that_can_be_made_is_on_some_page() -> None:
     marked = [block for path in blocks.pages(ROOT) for block in blocks.MARKED.findall(path.read_text())]
-    assert {block[1] for block in marked} == {*blocks.PARTS, *blocks.TABLES}
+    assert {block[1] for block in marked} == {*blocks.PARTS, *blocks.TABLES, *blocks.FILES}
+
+
+def test_output_and_runs_are_those_of_their_files(tmp_path: Path) -> None:
+    runs = [("relu", 0.1, 0, 3.0), ("relu", 0.2, 0, 2.0), ("prelu", 0.1, 0, 2.5), ("prelu", 0.2, 0, 2.6)]
+    runs += [("relu", 0.2, 100, 4.0), ("prelu", 0.1, 100, 3.5), ("relu", 0.2, 101, 5.0), ("prelu", 0.1, 101, 3.5)]
+    about = dict.fromkeys(("device", "threads", "python", "torch", "hullo", "commit"), "here")
+    lines = [
+        json.dumps(
+            {
+                "run": {"candidate": name, "lr": lr, "seed": seed},
+                "scores": {"val": score, "test": score, "seconds": 1.0},
+                "environment": about,
+            }
+        )
+        for name, lr, seed, score in runs
+    ]
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "tables.jsonl").write_text("\n".join(lines))
+    (tmp_path / "results" / "output.txt").write_text("how\n\nfirst\n\nlast\n\nfinding\n")
+    marks = ["runs tables.jsonl", "output output.txt", "output-end output.txt"]
+    page = "".join(f"<!-- block:{mark} -->\n<!-- /block -->\n" for mark in marks)
+    made = blocks.with_blocks(page, tmp_path)
+    assert "| relu (reference) | 0.2 (end of the grid) | 2 | 4.5000 ± 6.3531 |  |  | 1 |" in made
+    assert "| prelu | 0.1 (end of the grid) | 2.5 | 3.5000 ± 0.0000 | -1.0000 ± 6.3531 | 0.3 | 1 |" in made
+    assert "```text\nhow\n\nfirst\n\nlast\n\nfinding\n```" in made
+    assert "```text\nlast\n\nfinding\n```" in made
 
 
 @pytest.mark.parametrize("broken", ["<!-- block:table  all -->", "<!-- block: table all -->", ""])
