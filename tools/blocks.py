@@ -90,10 +90,15 @@ def _fence(text: str) -> str:
     return f"```text\n{text.strip()}\n```"
 
 
+def _quote_last(parts: Sequence[str]) -> str:
+    """Return a table, and the finding below it as a quotation, whose line may break."""
+    return f"{_fence(parts[0])}\n\n> {parts[1]}"
+
+
 FILES: dict[str, Callable[[Path], str]] = {
     "runs": study_part,
     "output": lambda path: _fence(path.read_text()),
-    "output-end": lambda path: _fence("\n\n".join(path.read_text().strip().split("\n\n")[-2:])),
+    "output-end": lambda path: _quote_last(path.read_text().strip().split("\n\n")[-2:]),
 }
 """Blocks that are made from one file of results: runs of a study, and what a command printed."""
 CHARTS = ("cpu", "gpu_flat")
