@@ -463,6 +463,7 @@ def test_model_on_the_meta_device_is_observed() -> None:
     assert "not compared" in str(hullo.summary(model))
 
 
+@pytest.mark.filterwarnings("ignore:Guards may run slower:RuntimeWarning")  # on Python 3.13.0
 @pytest.mark.parametrize("wrap", [nn.DataParallel, lambda model: torch.compile(model, backend="eager")])
 def test_wrapped_model_is_swapped_inside(wrap: Callable[[nn.Module], nn.Module]) -> None:
     x = torch.randn(3, 4)
