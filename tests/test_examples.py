@@ -151,3 +151,22 @@ def test_reference_solution_of_allen_and_cahn_satisfies_the_equation(monkeypatch
     xx = -torch.fft.ifft(waves.square() * torch.fft.fft(middle)).real
     assert problem.residual(middle, t, None, xx).abs().max() < 1e-3
     torch.testing.assert_close(u[0], problem.initial(places))
+
+
+def test_two_processes_of_a_study_lose_no_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES / "studies")
+    study = importlib.import_module("study")
+    path, scores = tmp_path / "runs.jsonl", {"val": 1.0, "test": 1.0, "seconds": 1.0}
+    both = [study.Study(path, lambda runs: [scores] * len(runs), "cpu", 2) for _ in range(2)]
+    for number, one in enumerate(both):
+        one.scores([study.Run("relu", 0.1, number)])
+    before = path.read_bytes()
+    assert [json.loads(line)["run"]["seed"] for line in before.splitlines()] == [0, 1]
+    with pytest.raises(TypeError):  # a score that cannot be written
+        study.Study(path, lambda runs: [scores, {"val": object()}], "cpu", 2).scores(
+            [study.Run("relu", 0.1, seed) for seed in (2, 3)]
+        )
+    assert path.read_bytes() == before
+    assert sorted(study.Study(path, None, "cpu", 2).done, key=lambda run: run.seed) == [
+        study.Run("relu", 0.1, seed) for seed in (0, 1)
+    ]

@@ -60,11 +60,11 @@ class Siren(nn.Module):
 
 
 def train(
-    runs: Sequence[Run], pictures: Callable[[int], Tensor], steps: int, device: torch.device
+    runs: Sequence[Run], read_image: Callable[[int], Tensor], steps: int, device: torch.device
 ) -> list[dict[str, float]]:
     """Fit an image with each run; return minus the ratios in decibels."""
     start = time.perf_counter()
-    targets = torch.stack([pictures(run.seed) for run in runs]).to(device)
+    targets = torch.stack([read_image(run.seed) for run in runs]).to(device)
     height, width, channels = targets.shape[1:]
     axes = [torch.linspace(-1, 1, size, device=device) for size in (height, width)]
     coordinates = torch.cartesian_prod(*axes)
@@ -89,13 +89,13 @@ def train(
 def open_train(given: argparse.Namespace, device: torch.device) -> Train:
     files = sorted(path for path in given.folder.iterdir() if path.suffix.lower() in (".png", ".jpg", ".jpeg", ".webp"))
 
-    def read(seed: int) -> Tensor:
+    def read_image(seed: int) -> Tensor:
         """Return an image for a seed: the first of the folder for 0, the others for 100, 101 and so on."""
         with Image.open(files[0 if seed < 100 else seed - 99]) as image:
             small = image.convert("RGB").resize((given.size, given.size))
         return torch.from_numpy(np.array(small)).float() / 127.5 - 1
 
-    return lambda runs: train(runs, read, given.steps, device)
+    return lambda runs: train(runs, read_image, given.steps, device)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from torch import nn
 
 from hullo import AffineHull, ConvexHull, Hull, LinearHull
 from hullo.lab.analysis.statistics import Interval, holm, p_value
+from hullo.lab.files import atomic_write, locked
 from hullo.lab.spec.environment import choose_device, device_name, environment
 from hullo.population import Population
 
@@ -108,11 +109,18 @@ class Study:
         for start in range(0, len(missing), self.at_once):
             part = missing[start : start + self.at_once]
             found = self.train(part)
-            with self.path.open("a") as file:
-                for run, scores in zip(part, found, strict=True):
-                    file.write(json.dumps({"run": asdict(run), "scores": scores, "environment": self.about}) + "\n")
-                    self.done[run] = scores
+            new = dict(zip(part, found, strict=True))
+            self._write(new)
+            self.done |= new
         return [self.done[run] for run in runs]
+
+    def _write(self, new: Mapping[Run, Mapping[str, float]]) -> None:
+        """Add runs to the file: all or none if the process is killed, none lost if another one writes."""
+        lines = [json.dumps({"run": asdict(run), "scores": new[run], "environment": self.about}) + "\n" for run in new]
+        with locked(self.path.with_suffix(".lock")):
+            before = self.path.read_bytes() if self.path.exists() else b""
+            with atomic_write(self.path) as file:
+                file.write(before + "".join(lines).encode())
 
     def values(self, name: str, candidate: str, lr: float, seeds: Sequence[int]) -> list[float]:
         """Return a score by seed; a run that diverged counts as infinitely bad."""

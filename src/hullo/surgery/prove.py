@@ -33,7 +33,7 @@ from hullo.surgery.state import Clones, Inputs, hook_inputs, restored, run, vers
 MODES = ("training", "evaluation")
 _TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 _KINDS = {"outputs": ("output", 1.0), "buffers": ("buffer ", 1.0), "gradients": ("gradient of ", 10.0)}
-"""What is compared: its name in messages, and the multiple of the tolerance."""
+"""Prefixes of names in messages, and multiples of the tolerance, by what is compared."""
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _MAX_DEPTH = 12

@@ -25,7 +25,7 @@ Step = Callable[[Any, Any], Tensor]
 
 @dataclass(frozen=True)
 class Setup:
-    """What is trained, and how.
+    """Hold the data, the task and the settings of all runs.
 
     Args:
         candidates: by name.
