@@ -16,13 +16,13 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from plain_epoch import resnet56
 from torch import nn
 
 import hullo
 from hullo.lab import networks
 from hullo.lab.bench.clocks import Step
 from hullo.lab.bench.harness import Harness, ratios
+from hullo.lab.networks.resnet56 import ResNet
 from hullo.population import SGD, Population
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
@@ -66,7 +66,7 @@ def training_step(harness: Harness, model: nn.Module, batch: int, side: int, cla
 def resnet56_steps(harness: Harness) -> dict[str, Callable[[], Step]]:
     batch = 2 if harness.tiny else 128
     return {
-        name: lambda act=act: training_step(harness, resnet56(act), batch, 32, 10, half=True)
+        name: lambda act=act: training_step(harness, ResNet(lambda _: act()), batch, 32, 10, half=True)
         for name, act in ACTIVATIONS.items()
     }
 

@@ -1,7 +1,6 @@
 """Measure the fused kernels of a population beside the operations that they replace, on a GPU, each in a CUDA graph.
 
     python benchmarks/population_kernels.py --csv rows.csv
-    python benchmarks/population_kernels.py --tune        # the kernels alone, at several sizes of their tiles
 
 The layers are those of KerasNet, LeNet-5 and ResNet-56 on CIFAR-10, with 60 members at batch 32
 in bfloat16, and the crops and the optimizer of one AlexNet at batch 256. `variants.py` has the method.
@@ -26,15 +25,12 @@ from hullo.kernels import CombineSpec
 from hullo.lab import networks
 from hullo.lab.data import ilsvrc2012
 from hullo.lab.data.augment import draw_moves, draw_order
-from hullo.lab.data.ilsvrc2012 import crop_kernel as crop
 from hullo.parametrizations import get_parametrization
 from hullo.population import SGD, Population, RMSprop, kernels
 from hullo.population.images import move, scale
 from hullo.population.kernels import act_pool_drop as pooled
 from hullo.population.kernels import bn_act as norm
-from hullo.population.kernels import channel_stats as columns
 from hullo.population.kernels import dropout
-from hullo.population.kernels import flat_optim as flat
 from hullo.population.kernels import input_conv as first
 from hullo.population.kernels.convolution import convolve
 from hullo.population.rules import Context
@@ -334,53 +330,12 @@ PARTS: list[Part] = [
 ]
 
 
-NORM_TILES = {  # loads, warps, programs, columns
-    "partial_statistics": ((2, 4, 8), (4, 4, 4), (8, 4, 4), (4, 8, 4)),
-    "apply": ((1, 4, 8), (4, 4, 8), (2, 4, 16), (2, 8, 4)),
-    "backward_sums": ((1, 4, 6, 64), (1, 4, 4, 64), (1, 4, 5, 128), (2, 4, 4, 64), (1, 8, 2, 64)),
-    "backward_input": ((1, 4, 8), (4, 4, 4), (2, 4, 16), (2, 8, 4)),
-}
-
-
-def tune(bench: Bench) -> None:
-    """Measure the kernels at several tile sizes, the modules' own first."""
-    for tile in (pooled.TILES[2], (512, 4), (2048, 4), (2048, 8)):
-        for programs in (pooled.PROGRAMS, 16):
-            pooled.TILES[2] = tile
-            pooled.PROGRAMS = programs
-            bench.setting = f" {tile} {programs}"
-            bench.run([(pool, ("kerasnet pool1", "lenet5 pool1"))])
-    for kernel, tiles in NORM_TILES.items():
-        default = columns.TILES[kernel]
-        for tile in (default, *tiles):
-            columns.TILES[kernel] = columns.Tile(*tile)
-            bench.setting = f" {kernel} {tuple(tile)}"
-            bench.run([(normalization, NORMS)])
-        columns.TILES[kernel] = default
-    for block, warps in ((flat.BLOCK, flat.WARPS), (1024, 4), (2048, 8), (4096, 8)):
-        flat.BLOCK, flat.WARPS = block, warps
-        bench.setting = f" {block} {warps}"
-        bench.run([(optimizer_step, ("kerasnet", "alexnet"))])
-    for tile in ((crop.ROWS, crop.COLUMNS, crop.WARPS), (4, 256, 4), (16, 256, 4), (8, 256, 8), (8, 128, 4)):
-        crop.ROWS, crop.COLUMNS, crop.WARPS = tile
-        bench.setting = f" {tile}"
-        bench.run([(crops, ("alexnet",))])
-    for positions, warps in ((first.POSITIONS, first.WARPS), (64, 2), (64, 4), (256, 8)):
-        first.POSITIONS, first.WARPS = positions, warps
-        bench.setting = f" {positions} {warps}"
-        bench.run([(first_convolution, FIRST)])
-
-
 def main(arguments: list[str] | None = None) -> None:
     bench = Bench(__doc__)
-    bench.parser.add_argument("--tune", action="store_true", help="measure the kernels at several sizes of their tiles")
-    options = bench.start(arguments)
+    bench.start(arguments)
     if bench.tiny:
         raise SystemExit("this benchmark needs a GPU; PyTorch finds none")
-    if options.tune:
-        tune(bench)
-    else:
-        bench.run(PARTS)
+    bench.run(PARTS)
 
 
 if __name__ == "__main__":

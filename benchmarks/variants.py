@@ -32,7 +32,6 @@ class Bench(Harness):
         self.parser.add_argument("--members", type=int, default=60)
         self.parser.add_argument("--batch-size", type=int, default=32)
         self.parser.add_argument("--seconds", type=float, default=80.0, help="no part starts later")
-        self.setting = ""  # printed after the name of each variant
 
     def start(self, arguments: list[str] | None = None) -> Any:
         options = super().start(arguments)
@@ -82,7 +81,7 @@ class Bench(Harness):
                     self.add(
                         part=part,
                         layer=layer,
-                        variant=name + self.setting,
+                        variant=name,
                         direction=direction,
                         microseconds=1e6 * seconds,
                         megabytes=moved / 1e6,

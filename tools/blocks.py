@@ -27,6 +27,7 @@ from pages.epochs import epochs_tables, losses_tables
 from pages.gains import gains_table
 from pages.imagewoof import imagewoof_part
 from pages.late_loss import late_loss_table
+from pages.models import models_part
 from pages.plans import plans_part
 from pages.readings import readings_tables
 from pages.speed import cost_table, read_plain, speed_table
@@ -97,10 +98,11 @@ def _quote_last(parts: Sequence[str]) -> str:
 
 FILES: dict[str, Callable[[Path], str]] = {
     "runs": study_part,
+    "models": models_part,
     "output": lambda path: _fence(path.read_text()),
     "output-end": lambda path: _quote_last(path.read_text().strip().split("\n\n")[-2:]),
 }
-"""Blocks that are made from one file of results: runs of a study, and what a command printed."""
+"""Blocks that are made from one file of results: runs of a study, swapped models, and what a command printed."""
 CHARTS = ("cpu", "gpu_flat")
 """Files of rows in benchmarks/results that have a chart."""
 OPTIONAL = {"imagewoof", "controls", "control-gains"}

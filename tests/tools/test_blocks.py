@@ -51,6 +51,29 @@ def test_every_block_that_can_be_made_is_on_some_page() -> None:
     assert {block[1] for block in marked} == {*blocks.PARTS, *blocks.TABLES, *blocks.FILES}
 
 
+def test_swapped_models_are_counted_with_reasons(tmp_path: Path) -> None:
+    empty = {"hulls": 0, "left": [], "refusal": "", "wrong": [], "swap": 0.0, "setting": "timm 1.0, torch 2"}
+    reasons = "a (f): it is odd; at all (Net.run, line 3); b (sin): replaced only if named in functions"
+    results = [
+        {"library": "timm", "name": "one_a", "verdict": "right", "hulls": 3, "swap": 0.3},
+        {"library": "timm", "name": "two", "verdict": "partly", "hulls": 1, "swap": 0.2}
+        | {"left": ["a.b (relu): it is handed on (Net.forward, line 7)"]},
+        {"library": "kan", "name": "KAN", "verdict": "right", "hulls": 2, "swap": 0.1, "setting": "kan 0.1, torch 2"},
+        {"library": "timm", "name": "three", "verdict": "refused"}
+        | {"refusal": f"ValueError: no activation can be replaced: {reasons}"},
+    ]
+    path = tmp_path / "models.jsonl"
+    path.write_text("".join(json.dumps(empty | result) + "\n" for result in results))
+    lines = blocks.FILES["models"](path).splitlines()
+    assert "| timm | 1.0 | 3 | 1 | 1 | 1 | 0 | 4 |" in lines
+    assert "| all |  | 4 | 2 | 1 | 1 | 0 | 6 |" in lines
+    assert "| kan | 0.1 | KAN 2 |" in lines
+    assert any("takes 0.2 s" in line and "at most 0.3 s" in line for line in lines)
+    assert "| timm two | partly | 1 | it is handed on |" in lines
+    assert "| timm three | refused | 0 | it is odd; at all |" in lines
+    assert r"**timm**: one\_a 3, two 1" in lines
+
+
 def test_output_and_runs_are_those_of_their_files(tmp_path: Path) -> None:
     runs = [("relu", 0.1, 0, 3.0), ("relu", 0.2, 0, 2.0), ("prelu", 0.1, 0, 2.5), ("prelu", 0.2, 0, 2.6)]
     runs += [("relu", 0.2, 100, 4.0), ("prelu", 0.1, 100, 3.5), ("relu", 0.2, 101, 5.0), ("prelu", 0.1, 101, 3.5)]

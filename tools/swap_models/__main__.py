@@ -3,7 +3,7 @@
     python tools/swap_models                      the models without a result
     python tools/swap_models --again              all of them
     python tools/swap_models 'timm/re*' 'monai/*'   models whose library and name match a pattern, again
-    python tools/swap_models --table              only write the tables of docs/models.md
+    python tools/blocks.py                        write the tables of docs/models.md
 
 It needs transformers, timm, diffusers, torchvision and the packages of other_models.py besides hullo: in an environment
 with PyTorch, `pip install --no-deps` them and what they import. Weights are random; nothing is downloaded. If the
@@ -38,7 +38,6 @@ from pathlib import Path
 
 import torch
 from checks import Case, Result, examine
-from report import read, write
 from torch import nn
 from torchvision_models import load
 
@@ -46,7 +45,6 @@ import hullo
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results" / "models.jsonl"
-PAGE = ROOT / "docs" / "models.md"
 LIBRARIES = ("transformers", "diffusers", "other", "timm", "torchvision")
 LIMIT = 600  # seconds per model
 
@@ -113,21 +111,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("patterns", nargs="*", help="library/name, with * and ?")
     parser.add_argument("--again", action="store_true", help="all models, also those with a result")
-    parser.add_argument("--table", action="store_true", help="run nothing")
     options = parser.parse_args()
-    results = read(RESULTS)
-    if not options.table:
-        os.environ["HF_HUB_OFFLINE"] = "1"
-        warnings.filterwarnings("ignore")
-        torch.set_num_threads(1)  # and none in a process that is forked
-        load()
-        _warm_up()
-        known = (case for name in LIBRARIES for case in importlib.import_module(f"{name}_models").cases())
-        for result in judge(case for case in known if _is_wanted(case, options, results)):
-            results[f"{result.library}/{result.name}"] = result
-            _show(result)
-            RESULTS.write_text("".join(json.dumps(asdict(result)) + "\n" for result in results.values()))
-    write(PAGE, results.values())
+    recorded = [Result(**json.loads(line)) for line in RESULTS.read_text().splitlines()]
+    results = {f"{result.library}/{result.name}": result for result in recorded}
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)  # and none in a process that is forked
+    load()
+    _warm_up()
+    known = (case for name in LIBRARIES for case in importlib.import_module(f"{name}_models").cases())
+    for result in judge(case for case in known if _is_wanted(case, options, results)):
+        results[f"{result.library}/{result.name}"] = result
+        _show(result)
+        RESULTS.write_text("".join(json.dumps(asdict(result)) + "\n" for result in results.values()))
     sys.exit(any(result.verdict == "wrong" for result in results.values()))
 
 

@@ -28,7 +28,6 @@ import hullo
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}  # relative to the largest number of an output
 MODES = ("eval", "train")
 SEED = 1  # of the random numbers of each run
-VERDICTS = ("right", "partly", "refused", "wrong")
 
 
 @dataclass(frozen=True)

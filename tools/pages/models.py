@@ -1,4 +1,4 @@
-"""Write the results of swapped models into the documentation."""
+"""The results of swapped models, which `tools/swap_models` records."""
 
 from __future__ import annotations
 
@@ -7,28 +7,17 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from types import SimpleNamespace as Result
 
-from checks import VERDICTS, Result
-
-MARKED = re.compile(r"(<!-- models -->\n).*?(<!-- /models -->)", re.DOTALL)
+VERDICTS = ("right", "partly", "refused", "wrong")
 SEVERAL = ("torchvision", "timm", "transformers", "diffusers")  # libraries of which there are many models
 GATE = "replaced only if named in functions"
 
 
-def read(path: Path) -> dict[str, Result]:
-    """Return the results in a file by library and name."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    results = [Result(**json.loads(line)) for line in lines]
-    return {f"{result.library}/{result.name}": result for result in results}
-
-
-def write(page: Path, results: Collection[Result]) -> None:
-    """Write the tables into a page, between their markers."""
-    text = page.read_text()
-    if len(MARKED.findall(text)) != 1:
-        raise ValueError(f"{page} needs one pair of markers <!-- models --> and <!-- /models --> for the tables")
-    made = "\n".join(_tables(results))
-    page.write_text(MARKED.sub(lambda marked: f"{marked[1]}{made}\n{marked[2]}", text))
+def models_part(path: Path) -> str:
+    """Return the tables of a file of results, a line of JSON per model."""
+    results = [Result(**json.loads(line)) for line in path.read_text().splitlines()]
+    return "\n".join(_tables(results)).rstrip()
 
 
 def _tables(results: Collection[Result]) -> Iterator[str]:
