@@ -28,8 +28,13 @@ from torch import Tensor, nn
 
 import hullo
 
+sys.path.insert(0, str(Path(__file__).parent / "swap_models"))
+import timm_models
+import torchvision_models
+import transformers_models
+from watch import difference, tensors
+
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tools" / "swap_models"))
 PAGE = ROOT / "docs" / "drop-in.md"
 MARKED = re.compile(r"(<!-- drop-in -->\n).*?(<!-- /drop-in -->)", re.DOTALL)
 STEPS = ("swapped", "trained", "saved", "loaded", "folded", "exported")
@@ -59,10 +64,6 @@ class Outcome:
 
 
 def cases(names: list[str]) -> Iterator[Any]:
-    import timm_models
-    import torchvision_models
-    import transformers_models
-
     torchvision_models.load()
     by_name = {case.name: case for module in (timm_models, transformers_models) for case in module.cases()}
     for name in names or [*TIMM, *TRANSFORMERS]:
@@ -73,24 +74,16 @@ def outputs(model: nn.Module, inputs: Any) -> list[Tensor]:
     """Return the tensors that a model returns in evaluation mode."""
     model.eval()
     with torch.no_grad():
-        return tensors_in(call(model, inputs))
+        return list(tensors(call(model, inputs)))
 
 
 def call(model: Callable[..., Any], inputs: Any) -> Any:
     return model(**inputs) if isinstance(inputs, dict) else model(*inputs)
 
 
-def tensors_in(thing: Any) -> list[Tensor]:
-    if isinstance(thing, Tensor):
-        return [thing] if thing.is_floating_point() else []
-    parts = thing.values() if isinstance(thing, dict) else thing if isinstance(thing, (list, tuple)) else []
-    return [tensor for part in parts for tensor in tensors_in(part)]
-
-
 def expect_same(actual: list[Tensor], expected: list[Tensor]) -> None:
-    for one, other in zip(actual, expected, strict=True):
-        scale = float(other.abs().max().clamp_min(1e-3))
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3 * scale)
+    if (found := difference(actual, expected)) > 1e-3:
+        raise ValueError(f"outputs differ by {found:.2g}")
 
 
 def examine(case: Any) -> Outcome:
@@ -126,7 +119,7 @@ def _train(case: Any, model: nn.Module, inputs: Any, state: Any) -> Any:
     start = [parameter.detach().clone() for parameter in hullo.coefficient_parameters(model)]
     for _ in range(3):
         optimizer.zero_grad()
-        loss = sum(tensor.square().mean() for tensor in tensors_in(call(model.train(), inputs)))
+        loss = sum(tensor.square().mean() for tensor in tensors(call(model.train(), inputs)))
         loss.backward()
         optimizer.step()
     if not bool(torch.as_tensor(loss).isfinite()):
@@ -189,7 +182,7 @@ def _exported(model: nn.Module, inputs: Any) -> Any:
 def _export(case: Any, model: nn.Module, inputs: Any, state: Any) -> Any:
     program = _exported(model.eval(), inputs)
     with torch.no_grad():
-        expect_same(tensors_in(call(program, inputs)), outputs(model, inputs))
+        expect_same(list(tensors(call(program, inputs))), outputs(model, inputs))
 
 
 def table(outcomes: list[Outcome]) -> str:

@@ -1,11 +1,15 @@
-"""Answers that records give to a claim: differences between activations, published figures, and counts of runs."""
+"""Answers that records give to a claim: differences between activations, published figures, and counts of runs.
+
+Each is of one experiment to one question. Of its two p-values `p`, a small first one says that the claim holds, a small
+second one that it does not; `by_means` ignores the uncertainty. `seeds_needed` is the number of fresh seeds that would
+decide if what was seen is true; None if too many or unknown. `figures` are the numbers as text.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, mean, stdev
-from typing import Protocol
 
 from hullo.lab.analysis.inference import Comparison, Scores, compare
 from hullo.lab.analysis.power import seeds_needed
@@ -13,29 +17,6 @@ from hullo.lab.analysis.statistics import ALPHA, Interval, p_value
 
 HOLDS, FAILS, OPEN = "holds", "does not hold", "undecided"
 AGREES, UNTESTED, PROVED = "agrees", "not tested", "proved"
-
-
-class Answer(Protocol):
-    """The answer of one experiment to one question of a claim."""
-
-    @property
-    def experiment(self) -> str: ...
-    @property
-    def question(self) -> str: ...
-    @property
-    def p(self) -> tuple[float, float]:
-        """Return two p-values: small ones say that the claim holds here, and that it does not."""
-
-    @property
-    def by_means(self) -> bool:
-        """Return whether the answer holds by the mean, ignoring its uncertainty."""
-
-    @property
-    def figures(self) -> list[str]:
-        """Return the numbers as text."""
-
-    def seeds_needed(self, alpha: float = ALPHA) -> int | None:
-        """Return the number of fresh seeds that would decide if what was seen is true; None if too many or unknown."""
 
 
 @dataclass(frozen=True)
@@ -181,3 +162,6 @@ class Count:
 
     def seeds_needed(self, alpha: float = ALPHA) -> None:
         """Return None: runs that differ are a fact, which more seeds do not change."""
+
+
+Answer = Difference | Prediction | Count

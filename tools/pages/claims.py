@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hullo.lab.analysis.distance import under
 from hullo.lab.analysis.experiments import Experiment
 from hullo.lab.analysis.power import MOST_SEEDS, detectable_difference
 from hullo.lab.analysis.readings import BEST, READINGS, Reading
@@ -27,7 +26,7 @@ def judge(experiments: Sequence[Experiment], reading: Reading | None = None) -> 
 
 
 def _under(experiments: Sequence[Experiment], reading: Reading) -> list[Experiment]:
-    return [found for experiment in experiments for found in under(experiment, [reading]).values()]
+    return [e.by_reading[reading] for e in experiments if reading in e.readings]
 
 
 def summary_table(experiments: Sequence[Experiment]) -> str:

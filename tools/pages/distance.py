@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from statistics import mean
 
-from hullo.lab.analysis.distance import Distance, best_of, measure_distance, under
 from hullo.lab.analysis.experiments import Experiment
 from hullo.lab.analysis.readings import BEST, READINGS
-from hullo.lab.analysis.statistics import Interval
+from hullo.lab.analysis.statistics import Interval, pooled_deviation
 from hullo.lab.analysis.tables.markdown import escape, grid
 
 APART = "convex(identity,tanh)"
@@ -17,12 +17,44 @@ APART = "convex(identity,tanh)"
 EPOCHS = (50, 100, 150, 200, 250, 300)
 
 
+@dataclass(frozen=True)
+class Distance:
+    """The distance of an experiment's means from the paper's results.
+
+    Args:
+        root_mean_square: of the differences, in points.
+        scatter: of one run around the mean of ours, in points: what chance alone would make of single runs; None
+            with one seed.
+        inside: published figures inside the 95 % prediction intervals of one more run.
+        count: figures compared.
+    """
+
+    root_mean_square: float
+    scatter: float | None
+    inside: int
+    count: int
+
+
+def measure_distance(experiment: Experiment, without: Collection[str] = ()) -> Distance | None:
+    """Compare all published results of a column, except for some rows; None if there are none."""
+    reached = ((row, list(runs.values())) for row, runs in experiment.accuracies.items() if row not in without)
+    pairs = [(runs, value) for row, runs in reached if (value := experiment.published(row)) is not None]
+    if not pairs:
+        return None
+    squares = [(Interval.of(runs).mean - value) ** 2 for runs, value in pairs]
+    deviation = pooled_deviation(runs for runs, _ in pairs)
+    seeds = min(len(runs) for runs, _ in pairs)
+    scatter = None if deviation is None else deviation * math.sqrt(1 + 1 / seeds)
+    inside = sum(Interval.of(runs, "next").covers(value) for runs, value in pairs if len(runs) > 1)
+    return Distance(math.sqrt(math.fsum(squares) / len(squares)), scatter, inside, len(pairs))
+
+
 def distance_table(experiments: Sequence[Experiment]) -> str:
     """Return the root mean square distance of each column from the paper's figures, under each reading."""
     readings = list(READINGS.values())
     lines = []
     for experiment in experiments:
-        found = under(experiment, readings)
+        found = experiment.by_reading
         for about, without in (("all rows", ()), (f"without {APART}", (APART,))):
             distances = [measure_distance(found[r], without) if r in found else None for r in readings]
             if any(distances):
@@ -39,8 +71,8 @@ def prediction_part(experiments: Sequence[Experiment], all_runs: Sequence[Experi
     """
     lines, inside, count = [], 0, 0
     for experiment in experiments:
-        found = under(experiment, [BEST])
-        if (distance := measure_distance(found[BEST]) if found else None) and distance.scatter is not None:
+        found = experiment.by_reading.get(BEST)
+        if (distance := measure_distance(found) if found else None) and distance.scatter is not None:
             inside, count = inside + distance.inside, count + distance.count
             cost = cost_of_holding_out(experiment, all_runs)
             figures = [_figure(distance), cost.spell("+.2f") if cost else "", f"{distance.scatter:.2f}"]
@@ -75,15 +107,20 @@ def cost_of_holding_out(experiment: Experiment, all_runs: Sequence[Experiment]) 
     return Interval.of(mean(theirs[row][s] - ours[row][s] for row in rows) for s in sorted(seeds)) if seeds else None
 
 
+def best_of(experiment: Experiment, epoch: int) -> Experiment:
+    """Return the experiment under the paper's probable reading, as if it had ended after an epoch."""
+    return replace(experiment, reading=BEST, epoch=epoch)
+
+
 def best_of_table(experiments: Sequence[Experiment]) -> str:
     """Return the distance of the best epoch within the first N from the paper's figures, in a column per N."""
     lengths = [number for number in EPOCHS if any(number <= experiment.epoch for experiment in experiments)]
     lines = []
     for experiment in experiments:
         if BEST in experiment.readings:
-            found = best_of(experiment, lengths)
+            known = [best_of(experiment, length) if length <= experiment.epoch else None for length in lengths]
             for about, without in (("all rows", ()), (f"without {APART}", (APART,))):
-                distances = (measure_distance(found[n], without) if n in found else None for n in lengths)
+                distances = (measure_distance(found, without) if found else None for found in known)
                 lines.append([escape(experiment.name), escape(about), *map(_figure, distances)])
     return grid(["best of the first", "rows", *map(str, lengths)], lines)
 

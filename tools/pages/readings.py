@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hullo.lab.analysis.distance import under
 from hullo.lab.analysis.experiments import Experiment
-from hullo.lab.analysis.readings import READINGS
 from hullo.lab.analysis.tables.markdown import escape, grid
 
 
@@ -16,7 +14,7 @@ def readings_tables(experiments: Sequence[Experiment]) -> str:
 
 
 def _table(experiment: Experiment) -> str:
-    found = under(experiment, list(READINGS.values()))
+    found = experiment.by_reading
     lines = []
     for row in experiment.cells:
         cells = [other.cells[row] for other in found.values()]

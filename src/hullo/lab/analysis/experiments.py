@@ -93,6 +93,11 @@ class Experiment:
         """Return the readings that the runs have."""
         return readings_of(self.records, self.epoch)
 
+    @cached_property
+    def by_reading(self) -> dict[Reading, Experiment]:
+        """Return the experiment under each reading that the runs have."""
+        return {reading: replace(self, reading=reading) for reading in self.readings}
+
     def read_epoch(self, record: Record) -> int:
         """Return the epoch, counted from 1, whose coefficients belong to the reading."""
         return read_epoch(record, self.reading, self.epoch)

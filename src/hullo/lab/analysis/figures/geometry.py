@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hullo.lab.analysis.figures.style import COLORS, GRAY, KINDS, WIDTH, X, cross, curves, scale, write
+from hullo.lab.analysis.figures.style import COLORS, GRAY, KINDS, WIDTH, X, cross, curves, write
 from hullo.properties import is_monotone
 
 BASES = ("identity", "relu", "tanh")
@@ -66,7 +66,6 @@ def draw_geometry() -> Figure:
     _draw_space(panels["space"])
     for name, coefficients in MARKED.items():
         _draw_function(panels[name], name, coefficients)
-    scale(figure)
     return figure
 
 

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle, FancyBboxPatch
 
-from hullo.lab.analysis.figures.style import COLORS, GRAY, KINDS, WIDTH, X, cross, curves, scale
+from hullo.lab.analysis.figures.style import COLORS, GRAY, KINDS, WIDTH, X, cross, curves
 
 BASES = ("identity", "relu", "tanh")
 HULLS = {"affine": (-0.5, 0.6, 0.9), "convex": (0.2, 0.3, 0.5)}
@@ -50,7 +50,6 @@ def draw_pipeline() -> Figure:
     for y, (kind, rule) in zip((MIDDLE - 9.0, MIDDLE - 14.5), rules.items(), strict=True):
         page.plot([85.5, 89.5], [y, y], **KINDS[kind])
         page.text(90.3, y + 0.7, f"{kind}:\n{rule}", fontsize=7.0, va="center")
-    scale(figure)
     return figure
 
 

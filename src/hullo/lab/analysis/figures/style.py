@@ -19,8 +19,6 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.text import Annotation, Text
 from matplotlib.ticker import MaxNLocator
 
 from hullo.functional import combine
@@ -113,19 +111,6 @@ def entitle(figure: Figure, text: str) -> None:
         title = wrap(text, figure.get_figwidth(), 9.0)
         figure.suptitle(title)
         figure.set_figheight(figure.get_figheight() + 0.15 * title.count("\n"))
-
-
-def scale(figure: Figure) -> None:
-    """Scale a diagram that was drawn for the default width to the width of figures, with its texts and lines."""
-    factor = page_width() / WIDTH
-    figure.set_size_inches(*(factor * figure.get_size_inches()))
-    for text in figure.findobj(Text):
-        text.set_fontsize(factor * float(text.get_fontsize()))
-        if isinstance(text, Annotation) and text.anncoords == "offset points":
-            text.xyann = factor * text.xyann[0], factor * text.xyann[1]
-    for line in figure.findobj(Line2D):
-        line.set_linewidth(factor * line.get_linewidth())
-        line.set_markersize(factor * line.get_markersize())
 
 
 def wrap(text: str, inches: float, size: float) -> str:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import hullo
-from hullo.lab.analysis.distance import under
 from hullo.lab.analysis.experiments import REFERENCE, Cell, Experiment, experiments, rows_of
 from hullo.lab.analysis.names import activation_label, layer_names, main_experiments, setting_labels, titles
 from hullo.lab.analysis.readings import READINGS, Reading
@@ -97,7 +96,7 @@ def _holds_records(path: Path) -> bool:
 def _column(experiment: Experiment, environments: Sequence[Environment]) -> dict[str, Any]:
     published = {row: value for row in paper.ROWS if (value := experiment.published(row)) is not None}
     reference = published.get(REFERENCE)
-    found = under(experiment, experiment.readings)
+    found = experiment.by_reading
     return {
         "about": f"{experiment.images} {experiment.records[0].metric}, {experiment.time}, {experiment.seeds}",
         "metric": experiment.records[0].metric,
