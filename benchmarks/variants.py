@@ -2,13 +2,12 @@
 
 Every row has the median time of a variant beside its floor: the fewest bytes that must move, over the bandwidth of a
 large copy. Tensors are reused at once, as in training, so small ones may be in the cache. A part that fails is
-reported and the others continue; parts that would start after --seconds are skipped.
+reported and the others continue.
 """
 
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -31,11 +30,10 @@ class Bench(Harness):
         super().__init__(description, rounds=15)
         self.parser.add_argument("--members", type=int, default=60)
         self.parser.add_argument("--batch-size", type=int, default=32)
-        self.parser.add_argument("--seconds", type=float, default=80.0, help="no part starts later")
 
     def start(self, arguments: list[str] | None = None) -> Any:
         options = super().start(arguments)
-        self.members, self.batch, self.end = options.members, options.batch_size, time.monotonic() + options.seconds
+        self.members, self.batch = options.members, options.batch_size
         source = torch.empty(self.clock.copy_bytes, dtype=torch.uint8, device=self.device)
         target = torch.empty_like(source)
         self.bandwidth = 2 * source.numel() / Timing.of(self.clock.laps(*[lambda: target.copy_(source)] * 9)).median
@@ -45,9 +43,6 @@ class Bench(Harness):
     def run(self, parts: list[Part]) -> None:
         for part, layers in parts:
             for layer in layers:
-                if time.monotonic() > self.end:
-                    print(f"no time for {part.__name__}, {layer}")
-                    continue
                 with self.report_failure(f"{part.__name__}, {layer}"):
                     part(self, layer)
 

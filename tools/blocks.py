@@ -99,10 +99,11 @@ def _quote_last(parts: Sequence[str]) -> str:
 FILES: dict[str, Callable[[Path], str]] = {
     "runs": study_part,
     "models": models_part,
+    "text": lambda path: path.read_text().strip(),
     "output": lambda path: _fence(path.read_text()),
     "output-end": lambda path: _quote_last(path.read_text().strip().split("\n\n")[-2:]),
 }
-"""Blocks that are made from one file of results: runs of a study, swapped models, and what a command printed."""
+"""Blocks that are made from one file of results: runs of a study, swapped models, and what a command wrote."""
 CHARTS = ("cpu", "gpu_flat")
 """Files of rows in benchmarks/results that have a chart."""
 OPTIONAL = {"imagewoof", "controls", "control-gains"}
