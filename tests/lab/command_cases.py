@@ -34,7 +34,6 @@ PRELOADED = (
     "run.local",
     "bench.measure",
     "data.fetch",
-    "run.tensorboard",
 )
 TRAIN = ("train", "lenet5", "fashion-mnist-sample", "--device", "cpu", "--epochs", "1", "--output", "new", "--quiet")
 FETCH = ("data", "fetch", "cifar10", "--data", "data", "--quiet")

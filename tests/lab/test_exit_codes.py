@@ -93,7 +93,6 @@ USAGE_ERRORS = {
     # an output that cannot be written to
     (*TRAIN, "--output", "taken"): "cannot write to taken: a file of that name",
     (*TRAIN, "--output", "taken/runs"): "cannot write to taken/runs",
-    (*TRAIN, "--output", "sound", "--tensorboard", "taken"): "cannot write to taken",
     (*REPRODUCE, "--output", "taken"): "cannot write to taken: a file of that name",
     ("figures", "sound", "--output", "taken"): "cannot write to taken",
     ("report", "sound", "--output", "taken/page.html"): "taken",

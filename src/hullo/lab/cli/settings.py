@@ -84,10 +84,6 @@ class Where:
     checkpoint_every: Annotated[float, typer.Option(help="Seconds between checkpoints.", min=0, metavar="<float>")] = (
         30.0
     )
-    tensorboard: Annotated[
-        Path | None,
-        typer.Option(help="Directory for TensorBoard logs, written after every epoch.", show_default="none"),
-    ] = None
     quiet: QuietOption = False
 
     def check(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -156,17 +156,14 @@ def _run(queue: RunQueue, _: Sequence[Source], where: Where) -> list[Record]:
     from hullo.lab.progress import Progress
     from hullo.lab.run.loaders import loader_key, open_loader
     from hullo.lab.run.local import LocalRunner
-    from hullo.lab.run.tensorboard import TensorBoardLogger
     from hullo.lab.spec.environment import choose_device, device_name, environment
 
     with report_errors():
         chosen = choose_device(local_device(where.device))
-        logger = TensorBoardLogger(where.tensorboard) if where.tensorboard else nullcontext()
     with (
         report_interruption(queue.output),
         report_warnings(),
         join(chosen) as world,
-        logger as tensorboard,
         Progress(console(), quiet=where.quiet or not world.is_main) as progress,
     ):
         loaders = {}
@@ -174,8 +171,8 @@ def _run(queue: RunQueue, _: Sequence[Source], where: Where) -> list[Record]:
             progress.describe(f"loading {spec.column.without_hashes.data}")
             loaders[key] = open_loader(spec, where.data_dir, chosen)
         name = environment(device_name(chosen))
-        runner = LocalRunner(queue, loaders, name, where.checkpoint_every, tensorboard, world)
-        _prepare(queue, loaders, where.tensorboard, is_main=world.is_main)
+        runner = LocalRunner(queue, loaders, name, where.checkpoint_every, world)
+        _prepare(queue, loaders, is_main=world.is_main)
         records = runner.run(progress)
     if not world.is_main:
         raise typer.Exit
@@ -197,35 +194,25 @@ def _run_on_cluster(queue: RunQueue, sources: Sequence[Source], where: Where) ->
         install()  # Ray has installed its own signal handlers
         here = {loader_key(s): s for s in queue.specs if s.is_own_data}  # this machine may not have other data sets
         loaders = {key: open_loader(s, where.data_dir, torch.device("cpu")) for key, s in here.items()}
-        _prepare(queue, loaders, where.tensorboard)
+        _prepare(queue, loaders)
         runner = RayRunner(
             replace(queue, output=queue.output.absolute()),
             gpus,
             where.data_dir and where.data_dir.absolute(),
             [source.absolute() for source in sources],
             where.checkpoint_every,
-            where.tensorboard and where.tensorboard.absolute(),
         )
         with Progress(console(), quiet=where.quiet) as progress:
             return runner.run(progress)
 
 
-def _prepare(
-    queue: RunQueue,
-    loaders: Mapping[tuple[str, int, str], Loader],
-    tensorboard_dir: Path | None,
-    *,
-    is_main: bool = True,
-) -> None:
-    """Make the directories of the results, and print warnings; raise a ValueError if results cannot be written."""
-    from hullo.lab.files import make_directory
+def _prepare(queue: RunQueue, loaders: Mapping[tuple[str, int, str], Loader], *, is_main: bool = True) -> None:
+    """Make the directory of the results, and print warnings; raise a ValueError if results cannot be written."""
     from hullo.lab.run.local import describe_kept
 
     sentences = (*describe_kept(queue.specs, loaders), queue.records.describe_truncated()) if is_main else ()
     for sentence in filter(None, sentences):
         warn(sentence)
-    if tensorboard_dir:
-        make_directory(tensorboard_dir)
     queue.prepare_output()
 
 

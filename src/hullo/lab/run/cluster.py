@@ -11,7 +11,7 @@ import os
 import platform
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
@@ -29,7 +29,6 @@ from hullo.lab.run.loaders import loader_key, open_loader
 from hullo.lab.run.local import LocalRunner, describe_accuracies
 from hullo.lab.run.queue import Members, RunQueue, describe_population, out_of_memory_error
 from hullo.lab.run.sources import Source
-from hullo.lab.run.tensorboard import TensorBoardLogger
 from hullo.lab.signals import stop_request
 from hullo.lab.spec.environment import choose_device, device_name, environment
 from hullo.lab.spec.records import Record
@@ -133,7 +132,6 @@ class RayRunner:
         data_dir: the data directory on each machine.
         sources: the user's networks and data sets, by paths that are valid on each machine.
         checkpoint_every: seconds between checkpoints.
-        tensorboard_dir: the directory for TensorBoard, if any.
     """
 
     queue: RunQueue
@@ -141,7 +139,6 @@ class RayRunner:
     data_dir: Path | None = None
     sources: Sequence[Source] = ()
     checkpoint_every: float = 30.0
-    tensorboard_dir: Path | None = None
 
     def run(self, progress: Progress) -> list[Record]:
         """Train the runs without a record and return all records; Ctrl-C saves, then raises KeyboardInterrupt.
@@ -243,13 +240,9 @@ def _train(runner: RayRunner, population: Members, marker: str) -> Iterator[tupl
             )
         device = choose_device("cuda" if runner.gpus else "cpu")
         loaders = {loader_key(spec): open_loader(spec, runner.data_dir, device)}
-        with (
-            Progress(Console(), quiet=True) as progress,
-            TensorBoardLogger(runner.tensorboard_dir) if runner.tensorboard_dir else nullcontext() as logger,
-            stop_request() as stop,
-        ):
+        with Progress(Console(), quiet=True) as progress, stop_request() as stop:
             queue = RunQueue(population, output, weights=runner.queue.weights)
-            local = LocalRunner(queue, loaders, environment(device_name(device)), runner.checkpoint_every, logger)
+            local = LocalRunner(queue, loaders, environment(device_name(device)), runner.checkpoint_every)
             with local.lock(population, progress) as is_missing:
                 records = local.train(population, progress, stop) if is_missing else []
     except (ValueError, OSError) as error:

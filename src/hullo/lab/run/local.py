@@ -23,7 +23,6 @@ from hullo.lab.progress import Progress
 from hullo.lab.run.loaders import Loader, loader_key
 from hullo.lab.run.loop import Loop
 from hullo.lab.run.queue import Members, RunQueue, describe_population, out_of_memory_error, weights_path
-from hullo.lab.run.tensorboard import TensorBoardLogger
 from hullo.lab.run.training import Training
 from hullo.lab.run.weights import ChosenEpochs, check_savable, save_weights
 from hullo.lab.signals import stop_request
@@ -46,7 +45,6 @@ class LocalRunner:
         loaders: the loaders of the runs, by :func:`hullo.lab.run.loaders.loader_key`.
         environment: the machine and the versions to record.
         checkpoint_every: seconds between checkpoints.
-        logger: logs every epoch to TensorBoard, if given.
         world: the processes that train each population together.
     """
 
@@ -54,7 +52,6 @@ class LocalRunner:
     loaders: Mapping[tuple[str, int, str], Loader]
     environment: Environment
     checkpoint_every: float = 30.0
-    logger: TensorBoardLogger | None = None
     world: World = SINGLE_PROCESS
 
     def __post_init__(self) -> None:
@@ -115,8 +112,6 @@ class LocalRunner:
                 _note_diverged(training, progress)
                 if self.queue.weights:
                     chosen.update(training)
-                if self.logger:
-                    self.logger.log_epoch(training)
         save()  # in case the process is killed before the records are written
         if self.world.is_main and self.queue.weights:
             self.queue.finished.save_final(training, chosen.state)
