@@ -52,7 +52,6 @@ empty_cuda: Callable[..., Tensor] = getattr(
     lambda *args: torch.empty_strided(*args[:2], dtype=args[2], device="cuda"),
 )  # given shape, strides and dtype, on the current device, in half the time of torch.empty_strided
 has_onednn: bool = torch._C._has_mkldnn  # whether this build of PyTorch contains oneDNN
-is_left_aligned = torch._nested_tensor_from_mask_left_aligned
 
 
 def is_out_of_memory(error: BaseException) -> bool:

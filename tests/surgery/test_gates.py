@@ -29,26 +29,10 @@ class Right(Left):
         return self.down(up * F.gelu(gate))
 
 
-class Variable(Left):
-    def forward(self, x: Tensor) -> Tensor:
-        gated = self.act(self.gate(x))
-        up = self.up(x)
-        gated = up * gated
-        return self.down(gated)
-
-
 class UsedTwice(Left):
     def forward(self, x: Tensor) -> Tensor:
         gated = self.act(self.gate(x))
         return self.down(gated * self.up(x)) + gated.mean()
-
-
-class ChangedBetween(Left):
-    def forward(self, x: Tensor) -> Tensor:
-        gate = self.gate(x)
-        gated = self.act(gate)
-        up = gate.mul_(2)
-        return self.down(gated * up)
 
 
 class Order(Left):
@@ -67,7 +51,7 @@ def test_gates_keep_the_mode_of_the_model() -> None:
         assert {module.training for module in fused.modules()} == {mode}
 
 
-@pytest.mark.parametrize(("make", "name"), [(Left, "act"), (Right, "gelu_1"), (Variable, "act")])
+@pytest.mark.parametrize(("make", "name"), [(Left, "act"), (Right, "gelu_1")])
 def test_product_becomes_a_gate_with_the_same_outputs(make: type[nn.Module], name: str) -> None:
     model, x = nn.Sequential(make(), nn.Linear(4, 1)), torch.randn(3, 4)
     expected = model(x)
@@ -81,7 +65,7 @@ def test_product_becomes_a_gate_with_the_same_outputs(make: type[nn.Module], nam
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("make", [UsedTwice, ChangedBetween, Order, Elsewhere])
+@pytest.mark.parametrize("make", [UsedTwice, Order, Elsewhere])
 def test_other_code_is_not_changed(make: type[nn.Module]) -> None:
     model = hullo.replace_activations(make(), example_inputs=torch.randn(3, 4))
     cls = type(model)
@@ -109,17 +93,6 @@ def test_fused_model_is_restored() -> None:
     other = hullo.fuse_gates(hullo.restore(nn.Sequential(Left(), Left()), model.state_dict()))
     other.load_state_dict(model.state_dict())
     torch.testing.assert_close(other(x), model(x), rtol=0, atol=0)
-
-
-def test_gated_t5_blocks_are_fused() -> None:
-    transformers = pytest.importorskip("transformers")
-    sizes = {"d_model": 8, "d_kv": 4, "d_ff": 12, "num_layers": 2, "num_heads": 2, "vocab_size": 16}
-    model = transformers.T5EncoderModel(transformers.T5Config(feed_forward_proj="gated-gelu", **sizes)).eval()
-    ids = torch.arange(6)[None]
-    expected = model(ids)[0]
-    hullo.fuse_gates(hullo.replace_activations(model))
-    assert sum(isinstance(module, hullo.GatedHull) for module in model.modules()) == 2
-    torch.testing.assert_close(model(ids)[0], expected, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["Llama", "Gemma", "Phi3"])

@@ -149,37 +149,28 @@ def _saved_hulls(state_dict: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
 
 
 def _match_names(saved: list[str], aliases: Mapping[str, str]) -> dict[str, str]:
-    """Return the site of each saved hull: the one with that name, or the only one that matches.
+    """Return the site of each saved hull: the one with that name, or the only one with the same numbers and last part.
 
-    Libraries rename parts of a model when they save it, and wrappers add a prefix. So another name matches if it has
-    the same numbers and has a longer suffix in common than any other site.
+    Libraries rename parts of a model when they save it, and wrappers add a prefix.
     """
     matched: dict[str, str] = {}
-    known = list(aliases)
     for name in saved:
-        parts = name.removesuffix(".hull").split(".")  # the hull of a GatedHull, which fuse_gates creates later
-        shared = {
-            target: _common_suffix(parts, target.split(".")) for target in known if _numbers(target) == _numbers(name)
-        }
-        most = max(shared.values(), default=0)
-        best = [target for target, length in shared.items() if length == most and length]
-        target = name if name in known else best[0] if len(best) == 1 else None
-        if target is None or target in matched.values():
-            listed = ", ".join(map(repr, known[:8])) + (", ..." if known[8:] else "")
+        short = name.removesuffix(".hull")  # the hull of a GatedHull, which fuse_gates creates later
+        alike = {site for alias, site in aliases.items() if _key(alias) == _key(short)} - set(matched.values())
+        target = aliases.get(name, aliases.get(short, alike.pop() if len(alike) == 1 else None))
+        if target is None:
+            listed = ", ".join(map(repr, itertools.islice(aliases, 8))) or "none"
             raise ValueError(
-                f"the state_dict has a hull at {name!r}, where the model has no activation; it has {listed or 'none'}"
+                f"the state_dict has a hull at {name!r}, where the model has no activation; it has {listed}"
             )
         matched[name] = target
-    return {name: aliases[target] for name, target in matched.items()}
+    return matched
 
 
-def _numbers(name: str) -> list[str]:
-    return [part for part in name.split(".") if part.isdigit()]
-
-
-def _common_suffix(first: list[str], second: list[str]) -> int:
-    pairs = zip(reversed(first), reversed(second), strict=False)
-    return len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
+def _key(name: str) -> list[str]:
+    """Return the numbers in a name and its last part."""
+    *parts, last = name.split(".")
+    return [*filter(str.isdigit, parts), last]
 
 
 def _may_be_learned(module: nn.Module) -> bool:

@@ -12,7 +12,6 @@ from torch import nn
 
 from hullo.modules import Hull
 from hullo.surgery.build import frozen_sites
-from hullo.surgery.encoder import slow_encoders
 from hullo.surgery.in_place import make_in_place
 from hullo.surgery.observe import Call
 from hullo.surgery.prove import Comparison
@@ -52,7 +51,14 @@ def swap(model: nn.Module, sites: Sequence[Site], hulls: Mapping[str, Hull]) -> 
                 hull.requires_grad_(False)
         for slot in site.slots:
             slot.put(hull or site.module)  # type: ignore[arg-type]  # a module of which other calls get hulls
-    slow_encoders(model)
+    _disable_nested_tensors(model)
+
+
+def _disable_nested_tensors(model: nn.Module) -> None:
+    """Disable the nested tensors of encoders whose layers have hulls, which do not take them."""
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoder) and any(isinstance(part, Hull) for part in module.modules()):
+            module.use_nested_tensor = False
 
 
 def _check_loops(affected: Sequence[Site], hulls: Mapping[str, Hull]) -> None:

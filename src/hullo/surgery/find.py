@@ -21,7 +21,7 @@ from hullo.surgery.sites import Planner, Site, Slot, group_calls
 from hullo.surgery.source import Position, count_calls
 from hullo.surgery.state import Inputs, Structure
 
-NOT_RUN = "it did not run on example_inputs"
+NOT_RUN = "it did not run on example_inputs, or ran in another thread"
 NO_INPUTS = "calls of functions are found by example_inputs="
 
 

@@ -14,7 +14,6 @@ from hullo.gating import GatedHull
 from hullo.modules import Hull
 from hullo.properties import identify
 from hullo.surgery.edit import transfer_hooks
-from hullo.surgery.encoder import fast_encoders
 from hullo.surgery.in_place import InPlace
 from hullo.surgery.prove import Comparison
 from hullo.surgery.sites import named_hulls, put
@@ -74,7 +73,6 @@ def fold(model: nn.Module, *, example_inputs: Inputs | None = None) -> nn.Module
     folded = _substitute(folded, folded_modules)
     gates = [module for module in folded.modules() if isinstance(module, GatedHull)]
     folded = _substitute(folded, {module: _product(module) for module in gates})
-    fast_encoders(folded)
     if comparison is not None:
         comparison.check(folded)
     return folded

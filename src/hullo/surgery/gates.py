@@ -23,10 +23,9 @@ def fuse_gates(model: nn.Module) -> nn.Module:
 
     Call it after :func:`hullo.replace_activations`. In a forward that calls a hull once, as a factor of a product such
     as ``self.act_fn(self.gate_proj(x)) * self.up_proj(x)``, the product becomes
-    ``self.act_fn(self.gate_proj(x), self.up_proj(x))``. The factor may be a variable that is used only there, as in
-    T5's ``gelu = self.act(self.wi_0(x))``. The rest of the code does not change. A hull at ``mlp.act_fn``
-    moves to ``mlp.act_fn.hull``. To load a checkpoint of such a model into a new one, call :func:`hullo.restore`, this
-    function, then ``load_state_dict``.
+    ``self.act_fn(self.gate_proj(x), self.up_proj(x))``. The rest of the code does not change. A hull at
+    ``mlp.act_fn`` moves to ``mlp.act_fn.hull``. To load a checkpoint of such a model into a new one, call
+    :func:`hullo.restore`, this function, then ``load_state_dict``.
 
     Args:
         model: changed in place.
@@ -97,8 +96,7 @@ def _with_gate(owner: nn.Module, name: str) -> Iterator[str]:
         return
     owner_name = tree.args.args[0].arg if tree.args.args else ""
     uses = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == name]
-    editor = _Gate(name, owner_name)
-    editor.move_into_product(tree.body)
+    editor = _Gate(f"{owner_name}.{name}")
     tree = editor.visit(tree)
     if len(uses) == 1 and editor.count == 1:
         yield ast.unparse(ast.fix_missing_locations(tree))
@@ -107,34 +105,8 @@ def _with_gate(owner: nn.Module, name: str) -> Iterator[str]:
 class _Gate(ast.NodeTransformer):
     """Rewrite ``self.act(a) * b`` as ``self.act(a, b)``, and ``b * self.act(a)`` likewise if b is a name."""
 
-    def __init__(self, name: str, owner: str) -> None:
-        self._owner, self._callee, self.count = owner, f"{owner}.{name}", 0
-
-    def move_into_product(self, body: list[ast.stmt]) -> None:
-        """Rewrite ``v = self.act(a)`` as ``v = a``, and the product ``v * b`` as ``self.act(v) * b``.
-
-        Only if v is used nowhere else, and nothing in between can change a.
-        """
-        for i, made in enumerate(body):
-            if not (
-                isinstance(made, ast.Assign) and self._is_call(made.value) and isinstance(made.targets[0], ast.Name)
-            ):
-                continue
-            call, variable = made.value, made.targets[0].id
-            assert isinstance(call, ast.Call)  # noqa: S101
-            end = next((j for j in range(i + 1, len(body)) if variable in variables_in(body[j])), i)
-            product = _only_product(body[end], variable)
-            is_used_later = any(variable in variables_in(item) for item in body[end + 1 :])
-            if len(made.targets) > 1 or product is None or (is_used_later and variable not in _assigned(body[end])):
-                continue
-            argument = call.args[0]
-            is_new = isinstance(argument, ast.Call) and ast.unparse(argument.func).startswith(f"{self._owner}.")
-            held = set() if is_new else variables_in(argument) - {variable}
-            if all(isinstance(item, _SIMPLE) and held.isdisjoint(variables_in(item)) for item in body[i + 1 : end + 1]):
-                other = product.right if _is_name(product.left, variable) else product.left
-                product.left, product.right = ast.Call(call.func, [ast.Name(variable, ast.Load())], []), other
-                made.value = argument
-                return
+    def __init__(self, callee: str) -> None:
+        self._callee, self.count = callee, 0
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
         self.generic_visit(node)
@@ -149,32 +121,3 @@ class _Gate(ast.NodeTransformer):
     def _is_call(self, node: ast.expr) -> bool:
         is_plain = isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords
         return is_plain and not isinstance(node.args[0], ast.Starred) and ast.unparse(node.func) == self._callee  # type: ignore[attr-defined]
-
-
-def variables_in(tree: ast.AST) -> set[str]:
-    """Return the names of variables in a tree."""
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-
-
-_SIMPLE = (ast.Assign, ast.Return, ast.Expr)
-_INNER = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-
-
-def _is_name(node: ast.AST, name: str) -> bool:
-    return isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
-
-
-def _assigned(statement: ast.stmt) -> set[str]:
-    """Return the variables that an assignment sets."""
-    targets = statement.targets if isinstance(statement, ast.Assign) else []
-    return {target.id for target in targets if isinstance(target, ast.Name)}
-
-
-def _only_product(statement: ast.stmt, name: str) -> ast.BinOp | None:
-    """Return the product in a simple statement that has a variable as a factor, if it is the only use of it."""
-    nodes = list(ast.walk(statement))
-    products = [node for node in nodes if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)]
-    found = [node for node in products if _is_name(node.left, name) or _is_name(node.right, name)]
-    is_simple = isinstance(statement, _SIMPLE) and not any(isinstance(node, _INNER) for node in nodes)
-    uses = sum(_is_name(node, name) for node in nodes)
-    return found[0] if is_simple and found and uses == 1 else None

@@ -5,21 +5,18 @@ from __future__ import annotations
 import functools
 import warnings
 import weakref
-from collections import defaultdict
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from hullo.modules import Hull
 from hullo.surgery.sites import named_hulls
 
-_STEPS = 3  # per optimizer; by then, other optimizers of the same training have taken a step
+_STEPS = 3  # by then, other optimizers of the same training have taken a step
 
-_pending: weakref.WeakKeyDictionary[Hull, weakref.ref[nn.Module]] = weakref.WeakKeyDictionary()  # hull to its model
-_Steps = weakref.WeakKeyDictionary[Hull, tuple[int, int]]  # number of steps, version of the raw parameter at the first
-_seen: weakref.WeakKeyDictionary[Optimizer, _Steps] = weakref.WeakKeyDictionary()
+_waiting: weakref.WeakKeyDictionary[nn.Module, tuple[int, int]] = weakref.WeakKeyDictionary()
+"""Number of steps that updated a model but no hull, and versions of the raw parameters at the first, by model."""
 
 
 def expect_optimizer(model: nn.Module) -> None:
@@ -28,8 +25,7 @@ def expect_optimizer(model: nn.Module) -> None:
     An optimizer updates the parameters that it was constructed with; one constructed before `replace_activations` does
     not have the hulls. Optimizers of other libraries run no hooks; their updates show in the version counters.
     """
-    for hull in named_hulls("", model).values():
-        _pending[hull] = weakref.ref(model)
+    _waiting[model] = 0, 0
     _register()
 
 
@@ -39,24 +35,18 @@ def _register() -> None:
 
 
 def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if not _pending:
-        return
     updated = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    for hull in [hull for hull in _pending if id(hull.raw) in updated]:
-        del _pending[hull]
-    steps = _seen.setdefault(optimizer, weakref.WeakKeyDictionary())
-    late: dict[nn.Module, set[Hull]] = defaultdict(set)
-    for hull, model in [(hull, reference()) for hull, reference in _pending.items()]:
-        if model is not None and hull.raw.is_leaf and hull.raw.grad is not None:
-            count, version = steps.get(hull, (0, hull.raw._version))
-            steps[hull] = count + 1, version
-            if count + 1 >= _STEPS and hull.raw._version == version:
-                late[model].add(hull)
-    for model, hulls in late.items():
-        if not updated.isdisjoint(map(id, model.parameters())):
-            _warn([name or "the model" for name, hull in named_hulls("", model).items() if hull in hulls])
-            for hull in [hull for hull, reference in _pending.items() if reference() is model]:
-                del _pending[hull]
+    for model, (steps, version_before) in list(_waiting.items()):
+        raw = {name or "the model": hull.raw for name, hull in named_hulls("", model).items()}
+        version = sum(item._version for item in raw.values())
+        late = [name for name, item in raw.items() if item.is_leaf and item.grad is not None]
+        if any(id(item) in updated for item in raw.values()) or (steps and version != version_before):
+            del _waiting[model]
+        elif late and not updated.isdisjoint(map(id, model.parameters())):
+            _waiting[model] = steps + 1, version
+            if steps + 1 == _STEPS:
+                del _waiting[model]
+                _warn(late)
 
 
 def _warn(names: list[str]) -> None:

@@ -160,6 +160,9 @@ class Comparison:
             for module in model.modules() if backward else ():
                 module._backward_hooks.clear()
                 module._backward_pre_hooks.clear()
+            for module in model.modules():
+                if isinstance(module, nn.TransformerEncoder):
+                    module.use_nested_tensor = False  # hulls do not take nested tensors
             if noise:
                 _perturb(model, noise)
             model.train(mode == "training")
