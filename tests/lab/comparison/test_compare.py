@@ -20,6 +20,7 @@ from hullo.lab.comparison import engine, procedure
 from hullo.lab.comparison.candidates import prepare, seeded
 from hullo.lab.comparison.data import read_data
 from hullo.lab.comparison.decision import Arm
+from hullo.lab.comparison.result import spell_number
 from hullo.lab.comparison.task import make_task
 from hullo.lab.comparison.trial import Setup, Trial
 from hullo.lab.run.loop import Loop
@@ -75,8 +76,6 @@ def test_classification_has_a_table_a_finding_records_and_a_network(tmp_path: Pa
     assert not result.best.training
     records = Records(result.folder / "records.jsonl").read()
     assert {record.spec.conditions["lr"] for record in records} == {"tuned"}
-    result.to_csv(tmp_path / "table.csv")
-    assert len((tmp_path / "table.csv").read_text().splitlines()) == 4
 
 
 def test_a_finished_comparison_is_not_trained_again_and_gives_the_same(tmp_path: Path) -> None:
@@ -158,7 +157,6 @@ def test_a_metric_of_your_own_sees_all_outputs(tmp_path: Path) -> None:
 
 def test_what_a_population_cannot_take_is_trained_one_by_one_and_said(tmp_path: Path) -> None:
     result = compare(Branching, (X, LABELS), output=tmp_path, **FAST)
-    assert {row.trained for row in result.rows} == {"one by one"}
     assert "one by one" in str(result)
     records = [r for r in Records(result.folder / "records.jsonl").read() if r.spec.activation.startswith("affine")]
     assert records[0].coefficients[0] == [[0.0, 1.0, 0.0]]
@@ -251,7 +249,7 @@ def test_the_interval_over_examples_adds_both_variances(tmp_path: Path) -> None:
         assert own.mean() == pytest.approx(result.store.score(arm).test, abs=0.01)
     variances = found.deviation**2 / found.pairs, float((scores[::2] - scores[1::2]).mean(0).var()) / scores.shape[1]
     half = found.half * math.sqrt(sum(variances) / variances[0]) if variances[0] else 0.0
-    expected = f"± {half:.2f} points over seeds and test examples"
+    expected = f"± {spell_number(half)} points over seeds and test examples"
     assert (expected in result.finding) == (variances[0] > 0)
 
 

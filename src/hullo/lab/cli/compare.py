@@ -98,6 +98,5 @@ def compare(
             output=output,
             quiet=quiet,
         )
-        result.to_csv(result.folder / "table.csv")
-    typer.echo(f"records, weights and table: {result.folder}\na page: hullo report {result.folder}\n")
+    typer.echo(f"records and weights: {result.folder}\na page: hullo report {result.folder}\n")
     console().print(str(result), soft_wrap=True, highlight=False, markup=False)

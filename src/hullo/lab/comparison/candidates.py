@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -71,7 +70,7 @@ class Candidate:
 
 
 def prepare(
-    make: Callable[[int], nn.Module], given: Sequence[Any] | Mapping[str, Any], example: Tensor | None
+    make: Callable[[int], nn.Module], given: Sequence[Any], example: Tensor | None
 ) -> tuple[list[Candidate], list[str]]:
     """Return the candidates, the network as it is first, and notes on those that are left out.
 
@@ -79,8 +78,7 @@ def prepare(
 
     Args:
         make: builds the user's network from a seed.
-        given: names and spellings of activations, and functions of a :class:`hullo.surgery.Site` that return a hull; in
-            a mapping, by name.
+        given: names and spellings of activations, and functions of a :class:`hullo.surgery.Site` that return a hull.
         example: some inputs.
     """
     original = Candidate(ORIGINAL, AS_IT_IS, make)
@@ -88,8 +86,8 @@ def prepare(
     if not any(parameter.requires_grad for parameter in network.parameters()):
         raise ValueError("the network has no parameters to train")
     found, notes = {ORIGINAL: original}, []
-    for name, item in given.items() if isinstance(given, Mapping) else ((None, item) for item in given):
-        candidate = original if item == ORIGINAL else _read(original, name, item)
+    for item in given:
+        candidate = original if item == ORIGINAL else _read(original, item)
         if candidate.name in found:
             continue
         try:
@@ -135,26 +133,25 @@ def seeded(factory: Callable[[], nn.Module], example: Tensor | None) -> Callable
     return make
 
 
-def _read(original: Candidate, name: str | None, item: Any) -> Candidate:
+def _read(original: Candidate, item: Any) -> Candidate:
     """Return the candidate of a name, a spelling or a function."""
     if item == HULL:
         return replace(original, name=HULL, label=HULL, edit=_replace_by(), scale=COEFFICIENT_LR_SCALE)
     if isinstance(item, str):
         row = ActivationSpec.parse(item)
         scale = 1.0 if row == PRELU or not row.learns else COEFFICIENT_LR_SCALE
-        by_row = partial(_apply_row, row)
-        return replace(original, name=str(row), label=str(row), edit=by_row, scale=scale)
+
+        def apply(network: nn.Module, example: Tensor | None) -> None:
+            apply_activation(network, row, example)
+
+        return replace(original, name=str(row), label=str(row), edit=apply, scale=scale)
     if not callable(item):
         raise TypeError(
             f"candidate {item!r}: give a name such as 'gelu', a spelling, or a function that returns a hull"
         )
-    label = re.sub(r"[^\w.-]", "_", str(name or getattr(item, "__name__", "candidate")))
+    label = re.sub(r"[^\w.-]", "_", getattr(item, "__name__", "candidate"))
     edit = _replace_by(hull=item)
     return replace(original, name=f"{ORIGINAL}:{label}", label=label, edit=edit, scale=COEFFICIENT_LR_SCALE)
-
-
-def _apply_row(row: ActivationSpec, network: nn.Module, example: Tensor | None) -> None:
-    apply_activation(network, row, example)
 
 
 def _replace_by(**options: Any) -> Callable[[nn.Module, Tensor | None], object]:
@@ -179,10 +176,14 @@ def _group(candidates: list[Candidate], example: Tensor | None, notes: list[str]
     if not _why_alone(candidates, example):
         return candidates
     found: list[Candidate] = []
+    alone: dict[str, list[str]] = {}
     for group, part in ((ORIGINAL, candidates[:1]), ("", candidates[1:])):
         if reason := _why_alone(part, example):
-            notes.append(f"{', '.join(item.label for item in part)}: trained one by one, since {reason}")
+            alone.setdefault(reason, []).extend(item.label for item in part)
         found += [replace(item, group=group, is_alone=bool(reason)) for item in part]
+    for reason, labels in alone.items():
+        who = "all networks" if len(labels) == len(candidates) else ", ".join(labels)
+        notes.append(f"trained one by one: {who}; {reason}")
     return found
 
 
@@ -198,5 +199,5 @@ def _why_alone(candidates: Sequence[Candidate], example: Tensor | None) -> str:
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        return " ".join(str(error).split())[:200]
+        return " ".join(str(error).partition(";")[0].split())
     return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ def compare(
     *,
     minutes: float = 10.0,
     worth: float | None = None,
-    candidates: Sequence[Any] | Mapping[str, Any] = DEFAULT,
+    candidates: Sequence[Any] = DEFAULT,
     loss: str | Loss | None = None,
     metric: str | Callable[[Tensor, Tensor], Any] | None = None,
     higher_is_better: bool = True,

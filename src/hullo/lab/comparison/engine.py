@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from hullo._compat import is_out_of_memory
-from hullo.lab.comparison.budget import Clock, Cost, OutOfTime
-from hullo.lab.comparison.cost import now
+from hullo.lab.comparison.budget import Clock, Cost, OutOfTime, now
 from hullo.lab.comparison.decision import FRESH, Arm, Score
 from hullo.lab.comparison.store import Store
 from hullo.lab.comparison.trial import Setup, Trial
@@ -177,20 +176,12 @@ class Engine:
         steps = trial.advance()
         next(steps)
         ready = now(device)
-        if trial.steps > MEASURED_STEPS:
-            for _ in range(MEASURED_STEPS):
-                next(steps)
-            stepped = now(device)
-            trial.evaluate()
-            seconds = (stepped - ready) * trial.steps / MEASURED_STEPS + now(device) - stepped
-        else:
-            while trial.step:
-                next(steps)
-            warm = now(device)
-            for _ in range(trial.steps + 1):  # with the evaluation
-                next(steps)
-            seconds = now(device) - warm
-        return ready - started, seconds
+        count = max(1, min(MEASURED_STEPS, trial.steps - 2))  # the last step of an epoch evaluates
+        for _ in range(count):
+            next(steps)
+        stepped = now(device)
+        trial.evaluate()
+        return ready - started, (stepped - ready) * trial.steps / count + now(device) - stepped
 
 
 def spell_time(seconds: float) -> str:

@@ -15,8 +15,16 @@ import torch
 
 from hullo.lab.analysis.power import detectable_difference
 from hullo.lab.comparison import decision
-from hullo.lab.comparison.budget import MAX_SEEDS, MIN_PAIRS, Cost, OutOfTime, Plan, make_plan
-from hullo.lab.comparison.cost import StepCost, measure_costs
+from hullo.lab.comparison.budget import (
+    MAX_SEEDS,
+    MIN_PAIRS,
+    Cost,
+    OutOfTime,
+    Plan,
+    StepCost,
+    make_plan,
+    measure_costs,
+)
 from hullo.lab.comparison.decision import FRESH, MAX_PAIRS, ORIGINAL, UNDECIDED, Arm, Choice, Pairs, Verdict
 from hullo.lab.comparison.engine import MAX_CPU_MEMBERS, Engine
 from hullo.lab.comparison.result import Result, spell_number

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
 
@@ -13,9 +12,8 @@ import torch
 from torch import nn
 
 from hullo.lab.analysis.statistics import t_quantile
-from hullo.lab.comparison.budget import Plan
+from hullo.lab.comparison.budget import Plan, StepCost
 from hullo.lab.comparison.candidates import AS_IT_IS, HULL, Candidate
-from hullo.lab.comparison.cost import StepCost
 from hullo.lab.comparison.decision import FRESH, KEEP, ORIGINAL, WINS, Choice, Verdict, fill, worst_of
 from hullo.lab.comparison.store import Store
 from hullo.lab.comparison.task import Metric
@@ -41,7 +39,6 @@ class Row:
     test: float
     test_seeds: int
     diverged: int
-    trained: str
 
 
 @dataclass
@@ -123,7 +120,6 @@ class Result:
             sign * mean(tested) if tested else math.nan,
             len(tested),
             sum(self.store.records[arm].diverged for arm in own),
-            "one by one" if item.is_alone else "in a population",
         )
 
     @property
@@ -171,7 +167,8 @@ class Result:
         if self.needed is None:
             return "more seeds than are practical would be needed to decide"
         more = self.needed - self.store.state["seconds"] / 60
-        return f"about {max(1, math.ceil(more))} more minutes would decide: {math.ceil(self.needed)} in all"
+        count = max(1, math.ceil(more))
+        return f"about {count} more minute{'s' * (count > 1)} would decide: {math.ceil(self.needed)} in all"
 
     def _spell_costs(self) -> str:
         if len(self.costs) != 2 or not self.costs[0].seconds:
@@ -237,13 +234,6 @@ class Result:
             lines.append(f"power: a gain of {self._spell(self.power)} is found with a probability of 80 %")
         return "\n".join([*lines, "", self.finding])
 
-    def to_csv(self, path: str | Path) -> None:
-        """Write the table as CSV."""
-        with Path(path).open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(item.name for item in fields(Row))
-            writer.writerows(map(astuple, self.rows))
-
 
 def _align(*lines: Sequence[str]) -> Iterable[str]:
     """Return lines of a table: the first column to the left, the others to the right."""
@@ -254,12 +244,12 @@ def _align(*lines: Sequence[str]) -> Iterable[str]:
 
 
 def spell_number(value: float) -> str:
-    """Return a number with the digits that matter: three, and at least two decimals from 0.1 to 1000.
+    """Return a number with the digits that matter: two decimals from 1 to 1000, three digits below.
 
-    >>> [spell_number(v) for v in (91.234, 0.0123456, 49213.7)]
-    ['91.23', '0.0123', '49214']
+    >>> [spell_number(v) for v in (91.234, 0.97654, 0.0123456, 49213.7)]
+    ['91.23', '0.977', '0.0123', '49214']
     """
     if not math.isfinite(value):
         return "-"
     size = abs(value)
-    return f"{value:.0f}" if size >= 1000 else f"{value:.2f}" if size >= 0.1 else f"{value:.3g}"
+    return f"{value:.0f}" if size >= 1000 else f"{value:.2f}" if size >= 1 else f"{value:.3g}"

@@ -150,7 +150,8 @@ class Task:
             if self.metric.examples is not None:
                 self.metric.examples(outputs, targets, losses)
         except (RuntimeError, IndexError) as error:
-            shapes = f"outputs of shape {tuple(outputs.shape)} do not fit targets of shape {tuple(targets.shape)}"
+            kind = "numbers" if targets.is_floating_point() else "classes"
+            shapes = f"outputs of shape {tuple(outputs.shape)} do not fit {kind} of shape {tuple(targets.shape)}"
             raise ValueError(f"{shapes}: {' '.join(str(error).split())}") from error
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
