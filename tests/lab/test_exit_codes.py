@@ -160,7 +160,7 @@ def test_full_disk_exits_with_1(command: tuple[str, ...], monkeypatch: pytest.Mo
     assert result.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("folder", ["checkpoints", "finished", "weights"])
+@pytest.mark.parametrize("folder", ["checkpoints", "weights"])
 def test_unwritable_folders_are_refused_before_training(folder: str) -> None:
     Path("sound", folder).write_text("a file")
     before = everything()

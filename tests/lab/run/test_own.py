@@ -95,26 +95,6 @@ def test_the_laboratorys_networks_train_on_a_folder_of_images(place: Path) -> No
     assert result.exit_code == 0, result.output
 
 
-def test_longer_run_continues_a_shorter_one_bit_for_bit() -> None:
-    command = ("train", "net.py:Modules", "images.npz", "--activation", "affine(identity,relu)")
-    assert invoke(*command, "--epochs", 2).exit_code == 0
-    assert "continuing an earlier run after epoch 2" in invoke(*command, "--epochs", 5).stderr
-    assert invoke(*command, "--epochs", 5, "--output", "straight").exit_code == 0
-    assert len(list(Path("runs/finished").glob("*.safetensors"))) == 1, "the state of the shorter run is deleted"
-    short, extended = Records(Path("runs/records.jsonl")).read()
-    (straight,) = Records(Path("straight/records.jsonl")).read()
-    for name in ("train_loss", "test_loss", "test_accuracy", "coefficients"):
-        assert getattr(extended, name) == getattr(straight, name)
-    assert (short.spec.epochs, extended.train_loss[:2]) == (2, short.train_loss)
-
-
-@pytest.mark.parametrize("options", [("--schedule", "cosine"), ("--no-weights",)])
-def test_cosine_run_is_not_extended(options: tuple[str, ...]) -> None:
-    command = ("train", "net.py:Mlp", "features.npz", *options)
-    assert invoke(*command, "--epochs", 1).exit_code == 0
-    assert "continuing" not in invoke(*command, "--epochs", 2).stderr
-
-
 def test_changed_file_is_another_network() -> None:
     command = ("train", "net.py:Mlp", "features.npz", "--epochs", 1)
     assert invoke(*command).exit_code == 0

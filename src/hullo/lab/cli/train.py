@@ -57,7 +57,7 @@ def train(
     where: Where,
     no_weights: Annotated[bool, typer.Option("--no-weights", help="Do not save the trained network.")] = False,
 ) -> None:
-    """Train one network. The same command resumes an interrupted run; with more --epochs it extends a finished one.
+    """Train one network. The same command resumes an interrupted run.
 
     An option that is given several times, as in --lr 0.1 --lr 0.01, trains every combination.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors.torch import save
@@ -45,31 +45,12 @@ class Checkpoints:
         with atomic_write(self._path(training.specs)) as file:
             file.write(save(tensors, metadata))
 
-    def save_final(self, training: Training, chosen: Mapping[str, Tensor]) -> None:
-        """Save the last state of a training for longer runs to continue, and delete the states of shorter runs.
-
-        A cosine schedule depends on the number of epochs, so no other run can continue it.
-        """
-        if training.specs[0].schedule == "cosine":
-            return
-        self.save(training, chosen)
-        while shorter := self.find_shorter(training.specs):
-            self.delete(shorter)
-
-    def find_shorter(self, specs: tuple[Spec, ...]) -> tuple[Spec, ...] | None:
-        """Return the population with the same specs but fewer epochs; the longest of several, None if there is none."""
-        epochs, shorter = specs[0].epochs, []
-        for members in scan_checkpoints(self.folder)[0]:
-            if members[0].epochs < epochs and tuple(replace(spec, epochs=epochs) for spec in members) == specs:
-                shorter.append(members)
-        return max(shorter, key=lambda members: members[0].epochs, default=None)
-
-    def restore(self, training: Training, specs: tuple[Spec, ...] | None = None) -> dict[str, Tensor]:
-        """Load the checkpoint of a training, or of other `specs`, if there is one; return the state of chosen epochs.
+    def restore(self, training: Training) -> dict[str, Tensor]:
+        """Load the checkpoint of a training, if there is one; return the state of its chosen epochs.
 
         Raises a ValueError if the checkpoint does not fit; the training cannot be used then.
         """
-        path = self._path(specs or training.specs)
+        path = self._path(training.specs)
         if not path.exists():
             return {}
         read_members(path)

@@ -95,11 +95,6 @@ class LocalRunner:
         if self.queue.weights:
             check_savable(training.population[0], spec.network)
         chosen = ChosenEpochs(checkpoints.restore(training))
-        if training.epoch == training.step == 0 and (shorter := self.queue.finished.find_shorter(population)):
-            chosen = ChosenEpochs(self.queue.finished.restore(training, shorter))
-            if self.world.is_main:
-                name = describe_population(population)
-                progress.note(f"{name}: continuing an earlier run after epoch {training.epoch}")
         display = _Display(training, progress)
 
         def save() -> None:
@@ -114,7 +109,6 @@ class LocalRunner:
                     chosen.update(training)
         save()  # in case the process is killed before the records are written
         if self.world.is_main and self.queue.weights:
-            self.queue.finished.save_final(training, chosen.state)
             epochs = chosen.load_into(training.population)
             recorded = self.queue.records.find(population)  # by another process, with weights of its own
             for member, spec, epoch in zip(training.population, population, epochs, strict=True):

@@ -55,11 +55,6 @@ class RunQueue:
     def checkpoints(self) -> Checkpoints:
         return Checkpoints(self.output / "checkpoints")
 
-    @property
-    def finished(self) -> Checkpoints:
-        """Return the final states of populations whose weights are saved, from which longer runs continue."""
-        return Checkpoints(self.output / "finished")
-
     def prepare_output(self) -> None:
         """Create the output directory if runs have to be trained; raise a ValueError if results cannot be written."""
         if not self.populations():
@@ -67,8 +62,7 @@ class RunQueue:
         make_directory(self.output)
         if self.records.path.exists():
             check_writable(self.records.path)
-        kept = (self.finished.folder, self.output / "weights") if self.weights else ()
-        for folder in (self.checkpoints.folder, *kept):
+        for folder in (self.checkpoints.folder, self.output / "weights"):
             if folder.exists():  # others are made in the output directory
                 make_directory(folder)
 
