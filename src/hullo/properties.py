@@ -31,8 +31,7 @@ def slope_bounds(
 
     The larger of their magnitudes is the Lipschitz constant. Both are certain, to 1e-7 of the largest slope that the
     coefficients and the slopes of the bases allow; for a base with unbounded slope, its slope at ±1 counts. They are
-    unknown if a base without a formula, a Python function of :func:`hullo.add_base`, has a nonzero coefficient, since
-    samples cannot bound its slope, if a formula may jump or its slope grows as slowly as a logarithm, and for
+    unknown if a base of :func:`hullo.add_base` has a nonzero coefficient, since samples cannot bound its slope, and for
     combinations of waves of several frequencies.
 
     >>> import hullo

@@ -68,11 +68,10 @@ class Base:
         slope: f'(x) from x and y = f(x); a number where it is constant.
         value_at_zero: f(0).
         slopes_at_zero: the slopes at 0- and 0+.
-        slope_bounds: the infimum and supremum of f' over the real line, or over samples if there is no formula.
+        slope_bounds: the infimum and supremum of f' over the real line; of your own functions, over samples.
         kinks: where f' jumps.
         formula: the text of f, for kernels and other frameworks; None for a Python function.
-        is_certain: whether the slope bounds are proved; otherwise they were measured at samples.
-        is_continuous: whether a formula is known to have no jumps; with jumps, slopes do not bound differences.
+        is_certain: whether the slope bounds are proved, as in the catalogue; your own were measured at samples.
 
     Example:
         >>> import hullo
@@ -91,7 +90,6 @@ class Base:
     kinks: tuple[float, ...] = ()
     formula: Formula | None = None
     is_certain: bool = True
-    is_continuous: bool = True
 
     def derivative(self, x: Tensor) -> Tensor:
         """Return f'(x), a tensor like x."""
@@ -99,10 +97,10 @@ class Base:
 
     @property
     def is_monotone(self) -> bool | None:
-        """Return whether f is non-decreasing; None if unknown: no sample of a Python function decreased."""
+        """Return whether f is non-decreasing; None if unknown: no sample of your own function decreased."""
         if self.slope_bounds[0] < 0:
             return False
-        return True if self.formula and self.is_certain else None
+        return True if self.is_certain else None
 
     @property
     def has_bounded_slope(self) -> bool:
@@ -364,7 +362,7 @@ def _check_independence(resolved: tuple[Base, ...]) -> None:
 
 @real_tensors()
 def real_line() -> Tensor:
-    """Return samples of the real line, for functions without a formula: dense near 0, wider apart beyond."""
+    """Return samples of the real line, for functions of users: dense near 0, wider apart beyond."""
     near = torch.linspace(-16.0, 16.0, 32001, dtype=torch.float64, device="cpu")
     period = torch.linspace(0, 2 * math.pi, 257, dtype=torch.float64, device="cpu")
     ratios = torch.arange(1, 64 * 36 + 1, dtype=torch.float64, device="cpu") / 64

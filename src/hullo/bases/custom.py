@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Mapping
 
 import torch
@@ -12,13 +11,11 @@ from torch import Tensor
 
 from hullo._compat import real_tensors
 from hullo.bases.base import Base, Formula, Slope, add_family, derivative_of, real_line, spell
-from hullo.bases.formulas import FUNCTIONS, differentiate, fill_in, switches, with_finite_branches
+from hullo.bases.formulas import FUNCTIONS, differentiate, fill_in
 from hullo.bases.least_squares import Function
-from hullo.bases.slope_extremes import extremes
 
 _NEAR_ZERO = 2.0**-40  # one side of 0, so near that curvature is negligible
-_BESIDE = 2.0**-45  # either side of a place where the function may jump, relative to it
-_UNBOUNDED = 2.0**40  # slopes as large as this, up to 2^128 from the origin, have no bound
+_UNBOUNDED = 2.0**40  # slopes as large as this, up to 2^40 from the origin, have no bound
 
 
 def add_base(
@@ -78,40 +75,15 @@ def _from_formula(
         )
     value = fill_in(text, values)
     formula = Formula(value, differentiate(value) if derivative is None else fill_in(derivative, values, "slope"))
-    function, slope = Formula(with_finite_branches(value), with_finite_branches(formula.slope)).functions(FUNCTIONS)
-    measured = dataclasses.replace(
-        _measure(name, function, slope), formula=formula, is_continuous=not _may_jump(function, value)
-    )
-    # a bound is computed to a precision relative to the range of the slopes, so that must not be one of samples
-    measured = dataclasses.replace(measured, slope_bounds=_limit(*measured.slope_bounds))
-    bounds = extremes([1.0], [measured])
-    if bounds is None:
-        return dataclasses.replace(measured, is_certain=False)
-    low, high = (round(b, 9) + 0.0 if math.isfinite(b) else b for b in _limit(*bounds))
-    magnitudes = torch.arange(129.0, 1000.0, 10, dtype=torch.float64).exp2()
-    x = torch.cat([-magnitudes, magnitudes])
-    slopes = derivative_of(function, slope, x)
-    outside = (slopes < low - 1e-6) | (slopes > high + 1e-6)
-    if bool((outside & slopes.isfinite() & function(x).isfinite()).any()):  # it grows too slowly to be seen up to 2^128
-        return dataclasses.replace(measured, is_certain=False)
-    return dataclasses.replace(measured, slope_bounds=(low, high))
-
-
-def _may_jump(function: Function, text: str) -> bool:
-    """Return whether the value of a formula may jump where a condition in it changes."""
-    places = switches(text)
-    if places is None:
-        return True
-    at = torch.tensor(places, dtype=torch.float64)
-    beside = _BESIDE * at.abs().clamp_min(1)
-    left, right = function(at - beside), function(at + beside)
-    return not bool(((right - left).abs() <= 1e-9 * right.abs().clamp_min(1)).all())
-
-
-def _limit(low: float, high: float) -> tuple[float, float]:
-    """Return bounds of slopes, infinite where slopes grow beyond any."""
-    low, high = (math.copysign(math.inf, bound) if abs(bound) > _UNBOUNDED else bound for bound in (low, high))
-    return low, high
+    function, slope = formula.functions(FUNCTIONS)
+    measured = _measure(name, function, slope)
+    x = torch.cat([real_line(), torch.arange(-16.0, 17.0, dtype=torch.float64)])  # poles are often at integers
+    if bool(_autograd_slope(function)(x, x).isnan().any()):  # PyTorch also differentiates the branch not chosen
+        raise ValueError(
+            f"base function {name!r} has an infinite slope in a branch of where that is not chosen; limit the branch, "
+            "as in where(x > 0, x, expm1(minimum(x, 0.0)))"
+        )
+    return dataclasses.replace(measured, formula=formula)
 
 
 def _autograd_slope(function: Function) -> Slope:
@@ -158,6 +130,7 @@ def _measure(name: str, function: Function, slope: Slope, hint: str = "") -> Bas
             f"the derivative of base function {name!r} must have a value everywhere, but f'({at:.4g}) = nan; write it "
             "with functions that do not overflow, such as sigmoid and tanh"
         )
+    slopes = torch.where(slopes.abs() > _UNBOUNDED, torch.inf * slopes, slopes)
     jumps = at_zero[1:] - at_zero[0]  # at a jump, the slope is the quotient of differences
     sides = torch.where(jumps.abs() > 1e-6, jumps / origin[1:], derivative_of(function, slope, origin[1:]))
     return Base(
@@ -167,4 +140,5 @@ def _measure(name: str, function: Function, slope: Slope, hint: str = "") -> Bas
         value_at_zero=at_zero[0].item(),
         slopes_at_zero=(round(sides[0].item(), 9), round(sides[1].item(), 9)),
         slope_bounds=(slopes.min().item(), slopes.max().item()),
+        is_certain=False,
     )

@@ -7,7 +7,6 @@ in :data:`FUNCTIONS`, which every backend defines.
 from __future__ import annotations
 
 import ast
-import functools
 import math
 import operator
 from collections.abc import Callable, Mapping
@@ -20,7 +19,6 @@ from torch import Tensor
 
 _ROOT_HALF = math.sqrt(0.5)
 _NORMAL_AT_0 = 1 / math.sqrt(2 * math.pi)
-_BESIDE = 2.0**-10  # how far from the place where a condition changes a branch is computed in vain
 
 
 def _step(x: Tensor) -> Tensor:
@@ -123,43 +121,6 @@ def from_the_right(text: str) -> str:
     return ast.unparse(_FromTheRight().visit(ast.parse(text, mode="eval")))
 
 
-def with_finite_branches(text: str) -> str:
-    """Return a formula with the same values, in which a branch of `where` is computed at x only where it is chosen.
-
-    Automatic differentiation multiplies the slope of the other branch by zero, which is NaN where that is infinite.
-    """
-    return ast.unparse(_FiniteBranches().visit(ast.parse(text, mode="eval")))
-
-
-def switches(text: str) -> list[float] | None:
-    """Return where the conditions of `where` and `step` change; None if one compares another term than a x + b, or its
-    magnitude, with a number."""
-    found: list[float] = []
-    for node in ast.walk(ast.parse(text, mode="eval")):
-        match node:
-            case ast.Call(func=ast.Name(id="where"), args=[ast.Compare(left=left, comparators=[right]), _, _]):
-                places = _places(left, _number(right))
-            case ast.Call(func=ast.Name(id="step"), args=[argument]):
-                places = _places(argument, 0.0)
-            case _:
-                continue
-        if places is None:
-            return None
-        found += places
-    return found
-
-
-@functools.cache
-def frequencies(text: str) -> tuple[float, ...]:
-    """Return a for every sin(a x) and cos(a x) in a formula."""
-    found = []
-    for node in ast.walk(ast.parse(text, mode="eval")):
-        match node:
-            case ast.Call(func=ast.Name(id="sin" | "cos"), args=[argument]) if line := _line(argument):
-                found += [abs(line[0])] if line[1] == 0 else []
-    return tuple(found)
-
-
 def replace_y(slope: str, value: str) -> str:
     """Return the formula of a slope in terms of x alone, with the formula of the value in place of y."""
     return ast.unparse(_substitute(slope, _parse(value), "y"))
@@ -182,50 +143,6 @@ class _FromTheRight(ast.NodeTransformer):
             case ast.Call(func=ast.Name(id="positive_part"), args=[argument]):
                 return _substitute("where(x < 0, 0.0, x)", argument)
         return node
-
-
-class _FiniteBranches(ast.NodeTransformer):
-    def visit_Call(self, node: ast.Call) -> ast.expr:
-        self.generic_visit(node)
-        match node:
-            case ast.Call(func=ast.Name(id="where"), args=[ast.Compare() as condition, yes, no]):
-                return _call(
-                    "where", condition, _where_chosen(yes, condition, True), _where_chosen(no, condition, False)
-                )
-        return node
-
-
-def _where_chosen(branch: ast.expr, condition: ast.Compare, chosen: bool) -> ast.expr:
-    """Return a branch of `where` as a function of x where it is chosen, and of a number beside that elsewhere."""
-    may_be_infinite = any(isinstance(part, (ast.Call, ast.Div)) for part in ast.walk(branch))
-    left, right = condition.left, _number(condition.comparators[0])
-    for place in (_places(left, right) or []) if may_be_infinite else []:
-        for beside in (place - _BESIDE * max(1, abs(place)), place + _BESIDE * max(1, abs(place))):
-            value = _number(_Evaluate().visit(_substitute(ast.unparse(left), ast.Constant(beside))))
-            if chosen == (value < right if isinstance(condition.ops[0], ast.Lt) else value > right):
-                x, number = ast.Name("x"), ast.Constant(beside)
-                inside = _call("where", condition, x, number) if chosen else _call("where", condition, number, x)
-                return _substitute(ast.unparse(branch), inside)
-    return branch
-
-
-def _line(node: ast.expr) -> tuple[float, float] | None:
-    """Return a and b of an expression a x + b; None if it is another one."""
-    slope = _slope(node)
-    if slope is None or _has_x(slope) or any(isinstance(part, ast.Call) for part in ast.walk(node)):
-        return None
-    a = _number(slope)
-    return (a, _number(_substitute(ast.unparse(node), ast.Constant(0.0)))) if a else None
-
-
-def _places(node: ast.expr, number: float) -> list[float] | None:
-    """Return where a x + b, or its magnitude, equals a number; None for another expression."""
-    match node:
-        case ast.Call(func=ast.Name(id="abs"), args=[argument]):
-            below, above = _places(argument, -number), _places(argument, number)
-            return None if below is None or above is None else below + above
-    line = _line(node)
-    return None if line is None else [(number - line[1]) / line[0]]
 
 
 class _Evaluate(ast.NodeTransformer):

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from hullo.bases.base import Base
-from hullo.bases.formulas import frequencies
 from hullo.bases.intervals import FUNCTIONS, Interval
 
 ACCURACY = 1e-7
@@ -88,8 +87,6 @@ def extremes(coefficients: Sequence[float], bases: Sequence[Base]) -> tuple[floa
     unit = 2.0 ** (math.frexp(max(abs(c) for c, _ in used))[1] - 1)  # avoids overflow
     scaled = [c / unit for c, _ in used]
     sides, scale = _infinite_sides(scaled, resolved), largest_slope(scaled, resolved)
-    if sides is None or not math.isfinite(scale):  # a pole
-        return None
     weights = torch.tensor(scaled, dtype=torch.float64)
     kinks = tuple(sorted({kink for item in resolved for kink in item.kinks}))
     waves = tuple(sorted({frequency for item in resolved for frequency in _frequencies(item)}))
@@ -121,10 +118,9 @@ def least_slope(coefficients: Sequence[float], bases: Sequence[Base]) -> float:
 
 
 def _used(coefficients: Sequence[float], bases: Sequence[Base]) -> list[tuple[float, Base]] | None:
-    """Return the coefficients that are not zero, and their bases; None if one of them has no certain slopes."""
+    """Return the coefficients that are not zero, and their bases; None if one of them is a user's."""
     used = [(c, item) for c, item in zip(coefficients, bases, strict=True) if c != 0]
-    is_known = all(item.formula and item.is_certain and item.is_continuous for _, item in used)
-    return used if is_known else None
+    return used if all(item.is_certain for _, item in used) else None
 
 
 def largest_slope(coefficients: Sequence[float], bases: Sequence[Base]) -> float:
@@ -137,18 +133,15 @@ def _largest_slope_of(item: Base) -> float:
     return largest if math.isfinite(largest) else float(item.derivative(torch.tensor([-1.0, 1.0]).double()).abs().max())
 
 
-def _infinite_sides(coefficients: Sequence[float], bases: Sequence[Base]) -> list[float] | None:
-    """Return the infinite limits of the slope at both ends; None if bases grow equally fast there."""
+def _infinite_sides(coefficients: Sequence[float], bases: Sequence[Base]) -> list[float]:
+    """Return the infinite limits of the slope at both ends, those of the base that grows fastest there."""
     infinities = []
-    growing = [n for n, item in enumerate(bases) if not all(map(math.isfinite, item.slope_bounds))]
+    growing = [pair for pair in zip(coefficients, bases, strict=True) if not pair[1].has_bounded_slope]
     for side in (-_OUTSIDE, _OUTSIDE) if growing else ():
         at = torch.tensor([side], dtype=torch.float64)
-        slopes = {n: float(bases[n].derivative(at)) for n in growing}
-        first, *others = sorted(growing, key=lambda n: -abs(slopes[n]))
-        if any(abs(slopes[n]) > 2.0**-50 * abs(slopes[first]) > 0 for n in others):
-            return None
-        if abs(slopes[first]) > 1:
-            infinities.append(math.copysign(math.inf, coefficients[first] * slopes[first]))
+        slope, c = max(((float(item.derivative(at)), c) for c, item in growing), key=lambda pair: abs(pair[0]))
+        if abs(slope) > 1:
+            infinities.append(math.copysign(math.inf, c * slope))
     return infinities
 
 
@@ -184,4 +177,5 @@ def _first_cells(kinks: tuple[float, ...]) -> _Cells:
 
 def _frequencies(item: Base) -> tuple[float, ...]:
     """Return the frequencies of the waves in a base's slope."""
-    return frequencies(item.formula.slope) if item.formula else ()
+    slope = item.formula.slope if item.formula else ""
+    return tuple(float(factor or 1) for factor in re.findall(r"\b(?:sin|cos)\((?:([^() ]+) \* )?x\)", slope))
