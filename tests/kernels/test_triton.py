@@ -61,7 +61,7 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
 
 def check(x: Tensor, gradient: Tensor, raw: Tensor, spec: CombineSpec) -> None:
     wide = (gradient.double(), x.double(), raw.double())
-    y, (dx, draw) = kernels.prepare(x, raw, spec)(x, raw), kernels.backward(gradient, x, raw, spec)
+    y, (dx, draw) = kernels.forward(x, raw, spec), kernels.backward(gradient, x, raw, spec)
     expected_dx, expected_draw = reference.backward(*wide, spec)
     assert relative_error(y, reference.forward(*wide[1:], spec)) < ROUNDING[x.dtype]
     assert relative_error(dx, expected_dx) < ROUNDING[x.dtype]
@@ -260,7 +260,7 @@ def test_more_than_2_31_elements() -> None:
     gradient = torch.empty_like(x).uniform_(0, 1)
     raw = torch.tensor([0.2, 0.3, 0.5], device="cuda")
     spec = CombineSpec(TRIO, get_parametrization("given"), 0)
-    y, (dx, draw) = kernels.prepare(x, raw, spec)(x, raw), kernels.backward(gradient, x, raw, spec)
+    y, (dx, draw) = kernels.forward(x, raw, spec), kernels.backward(gradient, x, raw, spec)
     sums = torch.zeros(3, dtype=torch.float64, device="cuda")
     for start in range(0, size, 2**28):
         part = slice(start, start + 2**28)

@@ -46,26 +46,6 @@ def forward(x: Tensor, raw: Tensor, spec: CombineSpec) -> Tensor:
     return y
 
 
-def prepare(x: Tensor, raw: Tensor, spec: CombineSpec) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return `forward` for tensors that are like these, in less time per call."""
-    launches, row, same = _arrange(spec, False, raw, x)
-    if launches is None or same is not x or row is not raw:
-        return lambda x, raw: forward(x, raw, spec)
-    launch, device = launches.forward, x.get_device()
-    shape, strides, dtype = tuple(x.shape), torch.empty_like(x).stride(), x.dtype
-
-    def run(x: Tensor, raw: Tensor) -> Tensor:
-        if launch.run is None or _HOOKS.calls or device != current_cuda_device():
-            launch(x, raw, y := torch.empty_like(x))
-            return y
-        y = empty_cuda(shape, strides, dtype)
-        if not launch.run(x, raw, y):
-            launch(x, raw, y)
-        return y
-
-    return run
-
-
 def backward(gradient: Tensor, x: Tensor, raw: Tensor, spec: CombineSpec) -> tuple[Tensor, Tensor]:
     launches, raw, x, gradient = _arrange(spec, False, raw, x, gradient)
     dx, draw = torch.empty_like(x), torch.empty_like(raw)

@@ -1,10 +1,8 @@
-"""What a hull finds in one call serves later calls only on tensors, and in contexts, that are like the first."""
+"""A hull that was called before computes other tensors, in other contexts, as if they were the first."""
 
 from __future__ import annotations
 
 import contextlib
-import copy
-import io
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -129,15 +127,6 @@ def test_layouts_without_strides_raise_the_usual_error(layout: str, gated: bool)
         module(made, X)
     with contextlib.suppress(RuntimeError):  # a product with such a tensor is PyTorch's; the process goes on
         module(X, made)
-
-
-def test_copies_find_their_own() -> None:
-    act = warm()
-    file = io.BytesIO()
-    torch.save(act, file)
-    file.seek(0)
-    for other in (copy.deepcopy(act), torch.load(file, weights_only=False)):
-        torch.testing.assert_close(other(X), act(X))
 
 
 def test_a_gated_hull_heeds_hooks_and_other_tensors_after_its_first_calls() -> None:
