@@ -78,9 +78,6 @@ def settings(replaced: str, width_dim: int) -> dict[str, Candidate]:
     return {name: Candidate(make, scale, is_learned=True) for name, (make, scale) in chosen.items()}
 
 
-FRESH = 100
-"""The first seed of those that confirm; seeds from 0 choose."""
-
 Train = Callable[[Sequence[Run]], Sequence[Mapping[str, float]]]
 """Trains runs and returns for each "val", "test" and "seconds"; lower scores are better, NaN if it diverged."""
 
@@ -182,6 +179,7 @@ def main(
 ) -> None:
     """Run the command of a study: `open_train` takes its arguments and the device."""
     parser.add_argument("--seeds", type=int, default=5, help="fresh seeds")
+    parser.add_argument("--first-seed", type=int, default=100, help="the first of them; seed 0 chooses learning rates")
     parser.add_argument("--rates", type=float, nargs="+", default=list(rates), help="learning rates to choose from")
     parser.add_argument("--at-once", type=int, default=64, help="networks side by side")
     parser.add_argument("--only", nargs="+", default=list(candidates), choices=list(candidates), help="candidates")
@@ -190,4 +188,5 @@ def main(
     device = choose_device(None)
     study = Study(given.output, open_train(given, device), device_name(device), given.at_once)
     chosen = {name: candidates[name] for name in given.only}
-    print(study.compare(chosen, given.rates, choosing=range(1), fresh=range(FRESH, FRESH + given.seeds)))
+    fresh = range(given.first_seed, given.first_seed + given.seeds)
+    print(study.compare(chosen, given.rates, choosing=range(1), fresh=fresh))

@@ -11,19 +11,18 @@ STUDIES = Path(__file__).parents[2] / "examples" / "studies"
 
 
 def study_part(path: Path) -> str:
-    """Return the table of a finished study, and on which machine and at which commit it ran."""
+    """Return the table of a finished study, and on which machine and at which commit it ran.
+
+    The file is called after the study: tables.jsonl, tables-settings.jsonl.
+    """
     if str(STUDIES) not in sys.path:
         sys.path.append(str(STUDIES))
     study = runpy.run_path(str(STUDIES / "study.py"))
-    candidates = runpy.run_path(str(STUDIES / f"{path.stem}.py"))["CANDIDATES"]
+    candidates = runpy.run_path(str(STUDIES / f"{path.stem.partition('-')[0]}.py"))["CANDIDATES"]
     found = study["Study"](path, train=None, device="", at_once=1)
-    runs = sorted(found.done, key=lambda run: (run.seed, run.lr))
-    choosing, fresh = (
-        [run.seed for run in runs if (run.seed >= study["FRESH"]) is is_fresh] for is_fresh in (False, True)
-    )
-    rates = list(dict.fromkeys(run.lr for run in runs if run.seed in choosing))
-    ran = {name: candidates[name] for name in candidates if name in {run.candidate for run in runs}}
-    table: str = found.compare(ran, rates, list(dict.fromkeys(choosing)), list(dict.fromkeys(fresh)))
+    ran = {name: candidates[name] for name in candidates if name in {run.candidate for run in found.done}}
+    rates = sorted({run.lr for run in found.done if run.seed == 0})
+    table: str = found.compare(ran, rates, [0], sorted({run.seed for run in found.done} - {0}))
     about = {json.dumps(json.loads(line)["environment"]): None for line in path.read_text().splitlines()}
     places = "; ".join(
         "{device}, {threads} CPU threads, Python {python}, torch {torch}, hullo {hullo} ({commit})".format(
