@@ -37,9 +37,8 @@ class Site:
 
     files: dict[str, bytes] = field(default_factory=dict)
     cuts: list[int] = field(default_factory=list)  # after how many bytes each connection in turn breaks
-    resumes: bool = True
     tells_length: bool = True
-    asked: list[tuple[str, int]] = field(default_factory=list)  # names, and the first byte of each range
+    asked: list[str] = field(default_factory=list)
     gate: threading.Event | None = None  # what a cut connection waits for, instead of breaking
     address: str = ""
 
@@ -48,13 +47,12 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         site = self.server.site
         name = self.path.removeprefix("/")
-        start = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").removesuffix("-"))
-        site.asked.append((name, start))
+        site.asked.append(name)
         if name not in site.files:
             self.send_error(404)
             return
-        body = site.files[name][start if site.resumes else 0 :]
-        self.send_response(206 if site.resumes else 200)
+        body = site.files[name]
+        self.send_response(200)
         if site.tells_length:
             self.send_header("Content-Length", str(len(body)))
         self.end_headers()

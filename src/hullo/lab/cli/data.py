@@ -40,7 +40,7 @@ def _home(names: list[str] | None, data_dir: Path | None) -> Home | None:
 
 @data.command(cls=Command)
 def fetch(names: NamesArgument = None, data_dir: DataOption = None, quiet: QuietOption = False) -> None:
-    """Download data sets from their official addresses; resume interrupted downloads."""
+    """Download data sets from their official addresses, unless they are there."""
     from hullo.lab.data.fetch import fetch
 
     for copy in _copies(names, data_dir):

@@ -29,20 +29,21 @@ class File:
     def read(self, path: Path, remedy: str) -> bytes:
         """Return the content of `path` if its digest is right; else raise a DataError that ends with the `remedy`."""
         try:
-            with path.open("rb") as file:
-                content = file.read(self.size)
-                digest = hashlib.new(self.algorithm, content, usedforsecurity=False)
-                while more := file.read(2**20):
-                    digest.update(more)
+            content = path.read_bytes()
         except FileNotFoundError as error:
             raise DataError(f"{path} is missing; {remedy}") from error
         except OSError as error:
             raise DataError(f"{path} cannot be read ({error.strerror}); {remedy}") from error
-        if (actual := digest.hexdigest()) != self.digest:
+        return self.verify(content, str(path), remedy)
+
+    def verify(self, content: bytes, where: str, remedy: str) -> bytes:
+        """Return the content if its digest is right; else raise a DataError that starts with where it is from."""
+        actual = hashlib.new(self.algorithm, content, usedforsecurity=False).hexdigest()
+        if actual != self.digest:
             state = "altered"
             if len(content) < self.size:
                 state = f"truncated after {len(content):,} of {self.size:,} bytes"
-            raise DataError(f"{path} is {state}: expected {self.algorithm} {self.digest}, found {actual}; {remedy}")
+            raise DataError(f"{where} is {state}: expected {self.algorithm} {self.digest}, found {actual}; {remedy}")
         return content
 
 
