@@ -173,12 +173,5 @@ def test_modes_leave_no_state(name: str) -> None:
     assert use_everything(3, train=True) == inside
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-def test_torch_jit_traces_hulls_in_place() -> None:
-    model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True)).eval(), torch.randn(2, 4)
-    swapped = hullo.replace_activations(model)
-    torch.testing.assert_close(torch.jit.trace(swapped, (x,))(x), swapped(x))
-
-
 def test_hulls_on_the_meta_device_have_coefficients_without_values() -> None:
     assert hullo.AffineHull("identity", "relu", device="meta").coefficients.is_meta

@@ -62,7 +62,7 @@ FUNCTIONAL_SITES = ["relu_1", "tanh_1", "relu_2", "leaky_relu_1", "gelu_tanh_1.0
 
 
 class Block(nn.Module):
-    """One in-place module, called twice, as residual blocks do; in-place on what is added later."""
+    """One in-place module, called twice, as residual blocks do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,10 +70,8 @@ class Block(nn.Module):
         self.relu = nn.ReLU(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x * 1.0
-        kept = x
-        out = self.second(self.relu(self.first(self.relu(x))))
-        return out + kept
+        out = self.relu(self.first(x))
+        return self.relu(self.second(out) + x)
 
 
 class Parent(nn.Module):

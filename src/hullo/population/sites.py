@@ -14,7 +14,6 @@ from hullo.modules import Hull
 from hullo.parametrizations import BuiltInParametrization, get_parametrization
 from hullo.population.values import Value
 from hullo.recognition.probe import read_module
-from hullo.surgery.in_place import InPlace
 from hullo.surgery.summary import KEPT
 
 
@@ -233,13 +232,13 @@ def read_site(path: str, modules: Sequence[nn.Module], are_alike: bool) -> Site 
             "of one architecture, whose activations are hulls, those of PyTorch, or modules without parameters and "
             "buffers"
         )
-    inplace = any(isinstance(module, InPlace) or bool(getattr(module, "inplace", False)) for module in modules)
+    inplace = any(getattr(module, "inplace", False) for module in modules)
     return Site(path, activations, inplace=inplace)
 
 
 def _check_hull(path: str, hull: Hull, hooked: bool) -> None:
     """Raise an error for a hull with code of the user's own that populations do not compute."""
-    if hooked or type(hull).forward not in (Hull.forward, InPlace.forward):
+    if hooked or type(hull).forward is not Hull.forward:
         raise ValueError(f"the hull {path!r} has hooks or an overridden forward, which a population does not call")
     chosen = hull.constraint.parametrization
     if hull.raw.requires_grad and not isinstance(chosen, BuiltInParametrization):

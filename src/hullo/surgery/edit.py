@@ -12,7 +12,6 @@ from torch import nn
 
 from hullo.modules import Hull
 from hullo.surgery.build import frozen_sites
-from hullo.surgery.in_place import make_in_place
 from hullo.surgery.observe import Call
 from hullo.surgery.prove import Comparison
 from hullo.surgery.sites import Site, Slot, input_of
@@ -36,7 +35,6 @@ def swap(model: nn.Module, sites: Sequence[Site], hulls: Mapping[str, Hull]) -> 
     chosen = [site for site in sites if site.slots and site.name in hulls]
     taken = {id(site.module) for site in chosen if site.module is not None}
     affected = [site for site in sites if site.slots and (site.name in hulls or id(site.module) in taken)]
-    hulls = _separate_in_place(chosen, hulls)
     frozen = frozen_sites(model, chosen)
     _check_loops(affected, hulls)
     for owner, methods in _methods(affected):
@@ -158,23 +156,8 @@ def _decide(seen: Mapping[tuple[int, ...], set[str]], loops: list[int]) -> dict[
     return {key: next(iter(hulls)) for key, hulls in names.items()}
 
 
-def _separate_in_place(sites: Sequence[Site], hulls: Mapping[str, Hull]) -> dict[str, Hull]:
-    """Return the hulls, and twins with the same parameters where a hull is shared with sites that are not in place."""
-    ordinary = {hulls[site.name] for site in sites if not site.overwrites}
-    separate, twins = dict(hulls), dict[Hull, Hull]()
-    for site in sites:
-        hull = hulls[site.name]
-        if site.overwrites and hull in ordinary:
-            if hull not in twins:
-                twins[hull] = copy.deepcopy(hull, {id(item): item for item in hull.parameters()})
-            separate[site.name] = twins[hull]
-    return separate
-
-
 def _prepare(hull: Hull, site: Site, first: bool) -> None:
-    """Give a hull the mode, the hooks and the in-place behavior of the activation at its site."""
-    if site.overwrites:
-        make_in_place(hull)
+    """Give a hull the mode and the hooks of the activation at its site."""
     places = list(dict.fromkeys(call.place for call in site.calls)) if site.place else []
     called = f" in {' and '.join(places)}" if places else ""
     replaced = type(site.module).__name__ if site.module else site.function + called

@@ -14,7 +14,6 @@ from hullo.gating import GatedHull
 from hullo.modules import Hull
 from hullo.properties import identify
 from hullo.surgery.edit import transfer_hooks
-from hullo.surgery.in_place import InPlace
 from hullo.surgery.prove import Comparison
 from hullo.surgery.sites import named_hulls, put
 from hullo.surgery.state import Inputs, copy_model
@@ -88,7 +87,7 @@ def _substitute(model: nn.Module, replacements: dict[nn.Module, nn.Module]) -> n
 
 
 def _fold_hull(hull: Hull, inputs: Tensor | None) -> nn.Module:
-    if type(hull).forward not in (Hull.forward, InPlace.forward):
+    if type(hull).forward is not Hull.forward:
         raise ValueError(
             f"{type(hull).__name__} defines a forward of its own, which fold would drop; replace it by a plain module "
             "first"
@@ -102,13 +101,7 @@ def _fold_hull(hull: Hull, inputs: Tensor | None) -> nn.Module:
         rows = rows[:1]
     natives = [_native(item) for item in identify(rows.cpu(), hull.bases)]  # type: ignore[union-attr]
     native = natives[0] if len(natives) == 1 else _prelu(natives, hull, inputs)
-    if native is None:
-        return _graph(hull, rows)
-    if isinstance(hull, InPlace) and not isinstance(native, nn.Identity):
-        if not hasattr(native, "inplace"):
-            return _graph(hull, rows)
-        vars(native)["inplace"] = True
-    return native
+    return _graph(hull, rows) if native is None else native
 
 
 def _tolerances(rows: Tensor, bases: Sequence[Base]) -> Tensor:
@@ -202,8 +195,7 @@ def _graph(hull: Hull, rows: Tensor) -> fx.GraphModule:
             total = graph.call_method("add_", (total, value), {"alpha": c})
     if len(rows) > 1:
         total = graph.call_method("movedim", (total, -1, hull.spec.channel_dim))
-    y = graph.call_method("to", (total, dtype))
-    graph.output(graph.call_method("copy_", (x, y)) if isinstance(hull, InPlace) else y)
+    graph.output(graph.call_method("to", (total, dtype)))
     return fx.GraphModule(root, graph, class_name="FoldedHull")
 
 

@@ -12,7 +12,6 @@ from torch import nn
 
 from hullo.gating import GatedHull
 from hullo.modules import Hull
-from hullo.surgery.in_place import InPlace
 from hullo.surgery.sites import named_hulls, put
 from hullo.surgery.source import functions_in, method_of, own_functions, parse
 from hullo.surgery.write import NewMethod, origin_of, rewritten
@@ -54,7 +53,7 @@ def fuse_gates(model: nn.Module) -> nn.Module:
         (owner, name, text)
         for owner in model.modules()
         for name, child in owner._modules.items()
-        if isinstance(child, Hull) and not isinstance(child, InPlace) and uses_of[id(child)] == 1
+        if isinstance(child, Hull) and uses_of[id(child)] == 1
         for text in _with_gate(owner, name)
     ]
     if not products:

@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from hullo.modules import Hull
 from hullo.recognition.known import Reading
 from hullo.recognition.probe import DOUBLE
-from hullo.surgery.in_place import InPlace
 from hullo.surgery.observe import IN_SCRIPT, Call, Observer
 from hullo.surgery.sites import Site
 from hullo.surgery.state import Clones, Inputs, hook_inputs, restored, run, version_of
@@ -176,7 +175,7 @@ class Comparison:
                     outcome.gradients, outcome.trained = _differentiate(model, output)
                 except Exception as error:
                     if not is_original:
-                        raise RuntimeError(f"{error}{_blame(model, inputs)}") from error
+                        raise RuntimeError(f"{error}{_blame(inputs)}") from error
                 if is_original and not outcome.gradients:
                     self._backward = False
             return outcome
@@ -290,7 +289,7 @@ class Comparison:
         """Return whether outputs and buffers are as before, with noise added to a hull; a model that fails differs."""
 
         def add_noise(module: nn.Module, inputs: Any, y: Tensor) -> None:
-            y.data.add_(size * torch.randn_like(y).abs())  # also to an input that the hull overwrites
+            y.data.add_(size * torch.randn_like(y).abs())
 
         hook = None if hull is None else hull.register_forward_hook(add_noise)
         try:
@@ -382,13 +381,9 @@ def _distance(actual: Any, expected: Any, scale: float | None = None) -> float:
     return gap / scale if scale > 0 else float("inf")
 
 
-def _blame(model: nn.Module, inputs: list[tuple[str, Tensor, int]]) -> str:
-    """Return a clause on the hulls whose inputs were changed after the call, other than by themselves."""
-    changed = dict.fromkeys(
-        repr(name)
-        for name, x, version in inputs
-        if version_of(x) > version and not isinstance(model.get_submodule(name), InPlace)
-    )
+def _blame(inputs: list[tuple[str, Tensor, int]]) -> str:
+    """Return a clause on the hulls whose inputs were changed after the call."""
+    changed = dict.fromkeys(repr(name) for name, x, version in inputs if version_of(x) > version)
     listed = ", ".join(changed)
     return f"; the model changes the input of {listed} in place after the call, and a hull needs it" if changed else ""
 

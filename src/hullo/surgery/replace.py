@@ -193,7 +193,9 @@ def _swap_observed(
             blamed = _find_blamed(chosen, lambda part: _is_proven(model, sites, part, comparison))  # noqa: B023
             if len(blamed) in (0, len(chosen)):
                 raise
-            _give_up(blamed, f"a hull there changes what the model computes: {error}")
+            for site in blamed:
+                kind = "a hull, which does not overwrite its input," if site.overwrites else "a hull there"
+                _give_up([site], f"{kind} changes what the model computes: {error}")
         else:
             break
     keep(model, sites, hulls)

@@ -49,8 +49,7 @@ class Site:
     @property
     def overwrites(self) -> bool:
         """Return whether the activation overwrites its input."""
-        ran = [call.overwrites for call in self.calls]
-        return any(ran) if ran else bool(getattr(self.module, "inplace", False))
+        return any(call.overwrites for call in self.calls)
 
     @property
     def known(self) -> Known:
