@@ -35,7 +35,8 @@ def default_inputs(model: nn.Module) -> Inputs | None:
         settings = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
         if "timm" in library and isinstance(settings, dict) and "input_size" in settings:
             first = next(model.parameters())
-            return torch.zeros(2, *settings["input_size"], device=first.device, dtype=first.dtype)
+            generator = torch.Generator().manual_seed(0)
+            return torch.randn(2, *settings["input_size"], generator=generator).to(first)
     except (StopIteration, AttributeError, NotImplementedError, TypeError):
         return None
     return None

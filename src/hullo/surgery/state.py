@@ -42,33 +42,20 @@ class Structure:
             module._modules.update(children)
 
 
-Clones = dict[int, tuple[Tensor, int, Tensor]]  # tensors, their versions and values, by id
-
-
 class State:
     """Snapshot of the state that running a model may change: tensors, gradients, attributes, children, generators.
 
-    State in other objects, such as NumPy's arrays and generators, is not part of it. Values in `clones` of tensors that
-    have not changed since are used.
+    State in other objects, such as NumPy's arrays and generators, is not part of it.
     """
 
-    def __init__(self, model: nn.Module, clones: Clones | None = None) -> None:
+    def __init__(self, model: nn.Module) -> None:
         contents = _contents(model)
         tensors = [item for item in contents if isinstance(item, Tensor)]
         leaves = [item for item in tensors if item.is_leaf]
-        self._clones = {} if clones is None else clones
         self._containers = [(item, copy.copy(item) if item else ()) for item in contents if type(item) in _CONTAINERS]
-        self._tensors = [item for item in tensors if not item.is_meta]
-        for item in self._tensors:
-            if id(item) not in self._clones or self._has_changed(item):
-                self._clones[id(item)] = item, version_of(item), item.detach().clone()
+        self._tensors = [(item, item.detach().clone()) for item in tensors if not item.is_meta]
         self._gradients = [(item, item.grad, None if item.grad is None else item.grad.clone()) for item in leaves]
         self._generators = [(item, item.get_state()) for item in contents if isinstance(item, torch.Generator)]
-
-    def _has_changed(self, item: Tensor) -> bool:
-        _, version, values = self._clones[id(item)]
-        is_counted = isinstance(item, nn.Parameter) and version >= 0  # batch norm updates its buffers without counting
-        return not is_counted or version != version_of(item) or values.shape != item.shape
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -79,24 +66,17 @@ class State:
                 container.extend(content)
             else:
                 container.update(content)
-        for tensor in self._tensors:
-            if self._has_changed(tensor):
-                values = self._clones[id(tensor)][2]
-                if tensor.shape != values.shape:
-                    tensor.data = values.clone()
-                else:
-                    tensor.data.copy_(values)
+        for tensor, values in self._tensors:
+            if tensor.shape != values.shape:
+                tensor.data = values
+            else:
+                tensor.data.copy_(values)
         for tensor, gradient, gradient_values in self._gradients:
             tensor.grad = gradient
             if gradient is not None and gradient_values is not None:
                 gradient.copy_(gradient_values)
         for generator, state in self._generators:
             generator.set_state(state)
-
-
-def version_of(x: Tensor) -> int:
-    """Return how often a tensor was changed in place; -1 if PyTorch does not count."""
-    return -1 if x.is_inference() else x._version
 
 
 def _contents(model: nn.Module) -> list[Any]:
@@ -125,7 +105,7 @@ def _collect(value: Any, contents: dict[int, Any]) -> None:
 
 
 @contextlib.contextmanager
-def restored(model: nn.Module, clones: Clones | None = None) -> Iterator[None]:
+def restored(model: nn.Module) -> Iterator[None]:
     """Restore a model and all random number generators at exit, also hooks that were registered inside."""
     devices: dict[str, set[int]] = defaultdict(set)
     for tensor in [*model.parameters(), *model.buffers()]:
@@ -133,7 +113,7 @@ def restored(model: nn.Module, clones: Clones | None = None) -> Iterator[None]:
             devices[tensor.device.type].add(tensor.device.index)
     numpy = sys.modules.get("numpy")
     with contextlib.ExitStack() as stack:
-        stack.callback(State(model, clones).restore)
+        stack.callback(State(model).restore)
         stack.callback(torch.set_rng_state, torch.get_rng_state())
         stack.callback(random.setstate, random.getstate())
         if numpy is not None:
