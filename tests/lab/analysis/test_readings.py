@@ -14,9 +14,7 @@ from hullo.lab.analysis.readings import (
     CHOSEN,
     LAST,
     LAST10,
-    READINGS,
     fairest,
-    find_reading,
     read_accuracy,
     read_epoch,
     readings_of,
@@ -51,16 +49,6 @@ def test_readings_are_what_they_say(curves: tuple[list[float], list[float]], dat
     if epochs >= 20:
         assert read_accuracy(record, LAST10, epochs) == pytest.approx(mean(tested[epochs - 10 : epochs]))
     assert read_epoch(record, LAST, epochs) == read_epoch(record, LAST10, epochs) == epochs
-
-
-@given(CURVES, st.randoms(use_true_random=False))
-def test_test_images_have_no_say_in_the_choice_of_an_epoch(
-    curves: tuple[list[float], list[float]], shuffler: object
-) -> None:
-    tested, held_out = curves
-    record = make_record("relu", tested, held_out=held_out)
-    other = replace(record, test_accuracy=shuffler.sample(tested, len(tested)))  # type: ignore[attr-defined]
-    assert read_epoch(other, CHOSEN, len(tested)) == read_epoch(record, CHOSEN, len(tested))
 
 
 def test_an_epoch_from_the_divergence_on_is_never_chosen() -> None:
@@ -102,9 +90,3 @@ def test_the_reading_that_explains_the_paper_says_so_wherever_it_is_named() -> N
     assert "not a result" in BEST.short
     assert "explains the paper" in BEST.meaning
     assert all("result" not in reading.short + reading.meaning for reading in (LAST, LAST10, CHOSEN))
-
-
-def test_readings_are_found_by_name() -> None:
-    assert [find_reading(name) for name in READINGS] == [LAST, LAST10, CHOSEN, BEST]
-    with pytest.raises(ValueError, match="'average'; available: last, last10, chosen, best"):
-        find_reading("average")

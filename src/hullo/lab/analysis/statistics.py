@@ -152,8 +152,6 @@ def t_quantile(degrees: int, level: float = LEVEL) -> float:
     >>> round(t_quantile(4), 3)
     2.776
     """
-    if degrees < 1 or not 0 < level < 1:
-        raise ValueError(f"t_quantile({degrees}, {level}): degrees must be at least 1, and level in (0, 1)")
     low, high = 0.0, math.pi / 2
     while low < (middle := (low + high) / 2) < high:
         low, high = (middle, high) if _within(middle, degrees) < level else (low, middle)

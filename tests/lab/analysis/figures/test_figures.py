@@ -188,9 +188,7 @@ def test_settings_that_differ_are_in_the_names_of_files_without_dots(tmp_path: P
     ("arguments", "said"),
     [
         (("--only", "histogram"), "unknown figure 'histogram'; available: activations, coefficients, acc"),
-        (("--experiment", "lenet5"), "invalid column 'lenet5'"),
         (("--experiment", "resnet56/cifar10"), "no records of 'resnet56/cifar10'; available: lenet5/cifar10"),
-        (("--epoch", "3"), "no epoch 3: lenet5/cifar10 has epochs 1 to 2"),
         (
             ("--activation", "relu", "--activation", "affine(relu,tanh)"),
             "no records of 'affine(relu,tanh)'; available: relu, convex(identity,relu,tanh), affine(",
@@ -211,16 +209,6 @@ def test_a_bad_option_is_one_line_exit_code_2_and_no_directory(
     assert result.stderr.startswith(f"hullo: {said}")
     assert result.stderr.count("\n") == 1
     assert not (tmp_path / "new").exists()
-
-
-def test_a_choice_of_what_needs_records_is_refused_without_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    result = invoke("--only", "accuracy")
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith("hullo: no records for the figure 'accuracy'; make records first")
-    assert not list(tmp_path.iterdir())
 
 
 def test_an_output_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:

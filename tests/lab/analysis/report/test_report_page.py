@@ -66,14 +66,6 @@ def test_the_command_writes_the_page(tmp_path: Path) -> None:
     assert output.read_text("utf-8").startswith("<!doctype html>")
 
 
-def test_the_command_says_what_it_did_not_find(tmp_path: Path) -> None:
-    output = tmp_path / "page.html"
-    result = CliRunner().invoke(app, ["report", str(tmp_path / "nowhere"), "--output", str(output)])
-    assert result.exit_code == 2
-    assert "nowhere does not exist" in result.stderr
-    assert not output.exists()
-
-
 def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Records(tmp_path / "records.jsonl").add(RUNS)
     output = tmp_path / "page.html"
