@@ -58,7 +58,15 @@ class FunctionalNet(nn.Module):
         return swish(x)
 
 
-FUNCTIONAL_SITES = ["relu_1", "tanh_1", "relu_2", "leaky_relu_1", "gelu_tanh_1.0", "gelu_tanh_1.1", "silu_1"]
+FUNCTIONAL_SITES = [
+    "first_relu",
+    "second_tanh",
+    "second_relu",
+    "second_leaky_relu",
+    "layers_gelu_tanh.0",
+    "layers_gelu_tanh.1",
+    "layers_silu",
+]
 
 
 class Block(nn.Module):

@@ -70,11 +70,11 @@ def test_channel_dimension_is_that_of_the_last_layer(
 ) -> None:
     model = After(layers, between)
     if dim is None:
-        with pytest.raises(ValueError, match="cannot infer the channel dimension of the input of tanh_1"):
+        with pytest.raises(ValueError, match="cannot infer the channel dimension of the input of layers_tanh"):
             hullo.replace_activations(model, groups="channels", example_inputs=x)
         return
     hullo.replace_activations(model, groups="channels", example_inputs=x)
-    assert (model.tanh_1.groups, model.tanh_1.spec.channel_dim) == (groups, dim)
+    assert (model.layers_tanh.groups, model.layers_tanh.spec.channel_dim) == (groups, dim)
 
 
 class Mixer(nn.Module):
@@ -92,10 +92,10 @@ class Mixer(nn.Module):
 def test_one_group_per_channel_in_convolutions_and_in_linear_layers() -> None:
     model = hullo.replace_activations(Mixer(), groups="channels", example_inputs=IMAGE)
     result = {name: (hull.groups, hull.spec.channel_dim) for name, hull in hullo.summary(model).hulls.items()}
-    assert result == {"relu_1": (4, 1), "gelu_1": (12, -1)}
+    assert result == {"patch_relu": (4, 1), "up_gelu": (12, -1)}
     model = hullo.replace_activations(Mixer(), groups=2, example_inputs=IMAGE)
     result = {name: (hull.groups, hull.spec.channel_dim) for name, hull in hullo.summary(model).hulls.items()}
-    assert result == {"relu_1": (2, 1), "gelu_1": (2, -1)}
+    assert result == {"patch_relu": (2, 1), "up_gelu": (2, -1)}
 
 
 def test_vision_transformer_has_no_group_per_token() -> None:

@@ -51,7 +51,7 @@ def test_gates_keep_the_mode_of_the_model() -> None:
         assert {module.training for module in fused.modules()} == {mode}
 
 
-@pytest.mark.parametrize(("make", "name"), [(Left, "act"), (Right, "gelu_1")])
+@pytest.mark.parametrize(("make", "name"), [(Left, "act"), (Right, "gate_gelu")])
 def test_product_becomes_a_gate_with_the_same_outputs(make: type[nn.Module], name: str) -> None:
     model, x = nn.Sequential(make(), nn.Linear(4, 1)), torch.randn(3, 4)
     expected = model(x)

@@ -94,7 +94,7 @@ class Net(Base):
 """,
         tmp_path,
     )
-    assert "tanh_1" in assert_right_or_refused(space["Net"], torch.randn(3, 4))
+    assert "l0_tanh" in assert_right_or_refused(space["Net"], torch.randn(3, 4))
 
 
 def test_children_keep_their_order() -> None:

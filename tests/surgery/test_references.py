@@ -60,7 +60,7 @@ class Net(Base):
 """,
             tmp_path,
         )["Net"]
-        assert "tanh_1" in assert_right_or_refused(net, torch.randn(3, 4), by_name=False)
+        assert "l0_tanh" in assert_right_or_refused(net, torch.randn(3, 4), by_name=False)
 
 
 @pytest.mark.parametrize("holder", [name for name in HELD if name != "bound method"])
@@ -82,7 +82,7 @@ class Net(Base):
 """,
         tmp_path,
     )["Net"]
-    assert "tanh_1" in assert_right_or_refused(net, torch.randn(3, 4), by_name=False)
+    assert "l1_tanh" in assert_right_or_refused(net, torch.randn(3, 4), by_name=False)
 
 
 @pytest.mark.parametrize("default", ["None", "staticmethod(F.relu)", "functools.cached_property(lambda self: F.relu)"])
@@ -99,15 +99,15 @@ class Net(Base):
 """,
         tmp_path,
     )["Net"]
-    assert set(assert_right_or_refused(net, torch.randn(3, 4))) == {"gelu_1", "tanh_1"}
+    assert set(assert_right_or_refused(net, torch.randn(3, 4))) == {"l0_gelu", "l0_tanh"}
 
 
 CALLS = {  # how a module of its own __call__ is called, and the hulls it gets
-    "def __call__(self, x): return torch.tanh(self.forward(x))": {"tanh_1", "relu_1", "act"},
-    "def __call__(self, x): return super().__call__(torch.tanh(x))": {"tanh_1", "relu_1", "act"},
-    "def __call__(self, x): return torch.tanh(self.l1(x))": {"tanh_1"},
-    "def _call_impl(self, x): return torch.tanh(self.l1(x))": {"tanh_1"},
-    "def own(self, x): return torch.tanh(self.forward(x))\n    __call__ = own": {"tanh_1", "relu_1", "act"},
+    "def __call__(self, x): return torch.tanh(self.forward(x))": {"l0_tanh", "l0_relu", "act"},
+    "def __call__(self, x): return super().__call__(torch.tanh(x))": {"tanh", "l0_relu", "act"},
+    "def __call__(self, x): return torch.tanh(self.l1(x))": {"l1_tanh"},
+    "def _call_impl(self, x): return torch.tanh(self.l1(x))": {"l1_tanh"},
+    "def own(self, x): return torch.tanh(self.forward(x))\n    __call__ = own": {"l0_tanh", "l0_relu", "act"},
 }
 
 
@@ -215,7 +215,7 @@ class Net(Base):
         tmp_path,
     )["Net"]
     result = set(assert_right_or_refused(net, torch.randn(3, 4)))
-    assert result >= {"relu_1", "gelu_1"}
+    assert result >= {"l0_relu", "l0_gelu"}
 
 
 class Loop(nn.Module):
@@ -232,7 +232,7 @@ class Loop(nn.Module):
 def test_more_loop_iterations_raise_an_error() -> None:
     x = torch.randn(2, 4)
     model = hullo.replace_activations(Loop(), example_inputs=x)
-    assert list(hullo.summary(model).hulls) == ["tanh_1.0", "tanh_1.1"]
+    assert list(hullo.summary(model).hulls) == ["layers_tanh.0", "layers_tanh.1"]
     model.turns = 1
     model(x)
     model.turns = 3
@@ -302,7 +302,7 @@ class Two(Base):
 """,
         tmp_path,
     )
-    assert list(assert_right_or_refused(space["Two"], torch.randn(3, 4))) == ["tanh_1"]
+    assert list(assert_right_or_refused(space["Two"], torch.randn(3, 4))) == ["l0_tanh"]
 
 
 def test_model_with_a_python_module_attribute_is_folded() -> None:

@@ -369,12 +369,12 @@ class TwoWays(nn.Module):
 def test_everything_that_a_function_of_the_model_runs_is_observed() -> None:
     x = torch.randn(3, 4)
     model = hullo.replace_activations(TwoWays(), example_inputs=lambda m: m.training_step(x))
-    assert list(hullo.summary(model).hulls) == ["relu_1.0", "relu_1.1", "tanh_1"]
+    assert list(hullo.summary(model).hulls) == ["layers_relu.0", "layers_relu.1", "head_tanh"]
     assert [(site.function, site.reason) for site in hullo.summary(model).not_replaced] == [
         ("gelu", "it did not run on example_inputs, or ran in another thread")
     ]
     model = hullo.replace_activations(TwoWays(), example_inputs=lambda m: (m.training_step(x), m.generate(x)))
-    assert sorted(hullo.summary(model).hulls) == ["gelu_1", "relu_1.0", "relu_1.1", "tanh_1"]
+    assert sorted(hullo.summary(model).hulls) == ["head_tanh", "layers_gelu", "layers_relu.0", "layers_relu.1"]
 
 
 def test_without_inputs_modules_are_replaced_and_functions_counted() -> None:
@@ -402,7 +402,7 @@ def test_model_on_the_meta_device_is_observed() -> None:
     with torch.device("meta"):
         model, x = TwoWays(), torch.randn(3, 4)
     hullo.replace_activations(model, example_inputs=lambda m: m.generate(x), compare=False)
-    assert list(hullo.summary(model).hulls) == ["relu_1.0", "relu_1.1", "gelu_1"]
+    assert list(hullo.summary(model).hulls) == ["layers_relu.0", "layers_relu.1", "layers_gelu"]
     assert "not compared" in str(hullo.summary(model))
 
 
@@ -432,7 +432,7 @@ def test_forward_that_differentiates_is_replaced() -> None:
     model = Forces()
     expected = model(x)
     hullo.replace_activations(model, example_inputs=x)
-    assert list(hullo.summary(model).hulls) == ["silu_1"]
+    assert list(hullo.summary(model).hulls) == ["layer_silu"]
     torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-6)
 
 
@@ -466,7 +466,7 @@ def test_forward_under_no_grad_and_with_decorators_is_replaced() -> None:
     model = Decorated()
     expected = model(x)
     hullo.replace_activations(model, example_inputs=x)
-    assert sorted(hullo.summary(model).hulls) == ["gelu_1", "tanh_1"]
+    assert sorted(hullo.summary(model).hulls) == ["layer_gelu", "layer_tanh"]
     torch.testing.assert_close(model(x), expected)
 
 
@@ -489,7 +489,7 @@ def test_decorator_that_refers_to_itself_is_kept() -> None:
             return torch.relu(self.linear(x))
 
     model = hullo.replace_activations(Net(), example_inputs=torch.randn(2, 4))
-    assert isinstance(model.relu_1, hullo.AffineHull)
+    assert isinstance(model.linear_relu, hullo.AffineHull)
     before = type(model).forward.calls
     model(torch.randn(2, 4))
     assert type(model).forward.calls == before + 1

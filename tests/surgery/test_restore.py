@@ -54,7 +54,7 @@ class Net(nn.Module):
         {"hull": hullo.ConvexHull, "parametrization": "projection"},
         {"hull": hullo.LinearHull, "bases": ["leaky_relu(-0.5)", "relu", "tanh", "gelu", "sin(30)"]},
         {"groups": 2, "channel_dim": -1},
-        {"where": ["act", "gelu_1"]},
+        {"where": ["act", "first_gelu"]},
     ],
 )
 def test_restored_model_matches_the_saved_one(options: dict[str, Any], tmp_path: Path) -> None:
@@ -245,6 +245,6 @@ class LitNet(Lightning):
 def test_lightning_checkpoint_is_loaded_with_one_line(tmp_path: Path) -> None:
     x = torch.randn(3, 4)
     model = hullo.replace_activations(LitNet(), example_inputs=x)
-    model.relu_1.coefficients = [0.5, 0.25, 0.25]
+    model.layer_relu.coefficients = [0.5, 0.25, 0.25]
     torch.save({"state_dict": model.state_dict()}, tmp_path / "model.ckpt")
     torch.testing.assert_close(LitNet.load_from_checkpoint(tmp_path / "model.ckpt")(x), model(x), rtol=0, atol=0)

@@ -49,9 +49,9 @@ def test_gradients_of_a_shared_hull_are_summed_over_sites() -> None:
     shared = hullo.replace_activations(made().double(), share="model", example_inputs=x)
     for model in (alone, shared):
         model(x).square().sum().backward()
-    sums = sum(alone.get_submodule(name).raw.grad for name in ("0.act", "0.gelu_1", "1.act", "1.gelu_1"))
+    sums = sum(alone.get_submodule(name).raw.grad for name in ("0.act", "0.up_gelu", "1.act", "1.up_gelu"))
     torch.testing.assert_close(shared.get_submodule("0.act").raw.grad, sums)
-    assert shared.get_submodule("0.act") is shared.get_submodule("1.gelu_1")
+    assert shared.get_submodule("0.act") is shared.get_submodule("1.up_gelu")
 
 
 def test_shared_hulls_stay_shared_in_copies_checkpoints_and_folded_models(tmp_path: Path) -> None:

@@ -179,21 +179,21 @@ class Table(Base):
 
 # The model, its inputs, the hulls, and words of the reason for what is left.
 CASES: dict[type[nn.Module], tuple[Any, list[str], str]] = {
-    CallsScript: (X, ["tanh_1"], "scripted code calls it"),
-    HoldsScript: (X, ["tanh_1"], "it is scripted"),
-    WithoutGradients: (X, ["gelu_1", "tanh_1"], ""),
-    InferenceMode: (X, ["relu_1"], ""),
-    CompiledMethod: (X, ["relu_1"], ""),
-    CompiledPart: (X, ["part._orig_mod.silu_1", "tanh_1"], ""),
-    PlainList: (X, ["tanh_1"], "Part.forward calls it, which is not a method of a module"),
-    Solver: (euler, ["tanh_1"], ""),
-    TupleSubclass: (X, ["relu_1", "tanh_1"], ""),
-    Stacked: (X, ["tanh_1.0", "tanh_1.1"], ""),
-    TwoLoops: (X, ["relu_1"], ""),
-    Reentrant: (X.clone().requires_grad_(), ["parts.0.silu_1", "parts.1.silu_1"], ""),
-    ZeroStart: (X, ["relu_1"], ""),
-    Unused: (X, ["silu_1", "tanh_1"], ""),
-    Table: (X, ["leaky_relu_1", "relu_1", "tanh_1"], ""),
+    CallsScript: (X, ["b_tanh"], "scripted code calls it"),
+    HoldsScript: (X, ["b_tanh"], "it is scripted"),
+    WithoutGradients: (X, ["a_gelu", "b_tanh"], ""),
+    InferenceMode: (X, ["a_relu"], ""),
+    CompiledMethod: (X, ["a_relu"], ""),
+    CompiledPart: (X, ["a_tanh", "part._orig_mod.a_silu"], ""),
+    PlainList: (X, ["a_tanh"], "Part.forward calls it, which is not a method of a module"),
+    Solver: (euler, ["a_tanh"], ""),
+    TupleSubclass: (X, ["a_relu", "a_tanh"], ""),
+    Stacked: (X, ["a_tanh.0", "a_tanh.1"], ""),
+    TwoLoops: (X, ["a_relu"], ""),
+    Reentrant: (X.clone().requires_grad_(), ["parts.0.a_silu", "parts.1.a_silu"], ""),
+    ZeroStart: (X, ["a_relu"], ""),
+    Unused: (X, ["a_tanh", "b_silu"], ""),
+    Table: (X, ["a_leaky_relu", "a_relu", "a_tanh"], ""),
 }
 
 
@@ -220,7 +220,7 @@ def test_wild_code_is_right_or_listed(make: Callable[[], nn.Module]) -> None:
     state = model.state_dict()
     for name, item in weights.items():  # also where they were perturbed for the proof
         assert torch.equal(state[name], item)
-    assert ("do not depend on: silu_1" in str(summary)) == (make is Unused)
+    assert ("do not depend on: b_silu" in str(summary)) == (make is Unused)
     assert ("do not depend on" in str(summary)) == (make is Unused)
     for name, hull in summary.hulls.items() if make is not ZeroStart else ():
         if getattr(hull, "without_effect", False):
@@ -247,7 +247,7 @@ def test_loops_over_layers_and_steps_take_any_number_of_steps() -> None:
 
 def test_loop_that_does_not_decide_is_restored() -> None:
     model = hullo.replace_activations(TwoLoops(), example_inputs=X)
-    model.relu_1.coefficients = [0.2, 0.5, 0.3]
+    model.a_relu.coefficients = [0.2, 0.5, 0.3]
     restored = hullo.restore(TwoLoops(), model.state_dict(), example_inputs=X)
     restored.load_state_dict(model.state_dict())
     torch.testing.assert_close(restored(X), model(X))
@@ -273,7 +273,7 @@ class ByShape(nn.Module):
 
 def test_helper_is_one_call_and_modules_are_what_they_computed_here() -> None:
     model = hullo.replace_activations(nn.Sequential(Helper(), nn.Linear(4, 4), ByShape()), example_inputs=X)
-    assert list(hullo.summary(model).hulls) == ["0.mish_1", "2.tanh_1"]
+    assert list(hullo.summary(model).hulls) == ["0.a_mish", "2.tanh"]
 
 
 def test_second_hull_of_a_module_has_copies_of_its_hooks() -> None:

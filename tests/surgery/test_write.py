@@ -35,7 +35,7 @@ def test_source_of_rewritten_code_is_available() -> None:
     source = inspect.getsource(
         type(hullo.replace_activations(FunctionalNet(), example_inputs=torch.randn(2, 3, 8, 8))).forward
     )
-    assert "self.relu_1(self.first(x))" in source
+    assert "self.first_relu(self.first(x))" in source
     assert "F.relu" not in source
 
 
@@ -52,8 +52,8 @@ def test_rewritten_model_can_be_copied_pickled_and_compiled(way: str) -> None:
     torch.testing.assert_close(again(x), model(x))
     if way != "compile":
         assert type(again) is type(model)
-        again.relu_1.coefficients = [1.0, 0.0, 0.0]
-        assert model.relu_1.coefficients.tolist() == [0.0, 1.0, 0.0]
+        again.first_relu.coefficients = [1.0, 0.0, 0.0]
+        assert model.first_relu.coefficients.tolist() == [0.0, 1.0, 0.0]
 
 
 def test_closure_variables_are_kept() -> None:
@@ -68,7 +68,7 @@ def test_closure_variables_are_kept() -> None:
             return factor * F.relu(self.layer(x))
 
     model = Local()
-    assert_replaced(model, torch.randn(3, 4), hulls=["relu_1"])
+    assert_replaced(model, torch.randn(3, 4), hulls=["layer_relu"])
     assert hullo.summary(type(model)(size=3)).hulls == {}  # another one is made as it was
 
 
@@ -95,7 +95,7 @@ def test_data_dependent_control_flow_is_kept() -> None:
     model, x = Chooses(), torch.randn(3, 4)
     old = copy.deepcopy(model)
     hullo.replace_activations(model, example_inputs=lambda m: [both(m, sign, x) for sign in (-1.0, 1.0)])
-    assert sorted(hullo.summary(model).hulls) == ["gelu_1", "relu_1"]
+    assert sorted(hullo.summary(model).hulls) == ["layer_gelu", "layer_relu"]
     for sign in (-1.0, 1.0):
         model.layer.bias.data.fill_(9 * sign), old.layer.bias.data.fill_(9 * sign)
         torch.testing.assert_close(model(x), old(x), rtol=1e-6, atol=1e-6)
@@ -104,15 +104,15 @@ def test_data_dependent_control_flow_is_kept() -> None:
 def test_method_of_a_parent_is_rewritten_where_super_finds_it() -> None:
     model, x = Child().eval(), torch.randn(5, 4)
     before = model(x)
-    hullo.replace_activations(model, where=["silu_1"], example_inputs=x)
+    hullo.replace_activations(model, where=["layer_silu"], example_inputs=x)
     torch.testing.assert_close(model(x), before)
-    model.silu_1.coefficients = "identity"
+    model.layer_silu.coefficients = "identity"
     assert not torch.allclose(model(x), before)
-    assert list(hullo.summary(model).hulls) == ["silu_1"]
+    assert list(hullo.summary(model).hulls) == ["layer_silu"]
 
 
 @pytest.mark.parametrize(
-    ("make", "first", "shape", "count"), [(FunctionalNet, "relu_*", (3, 8, 8), 7), (Child, "silu_1", (4,), 2)]
+    ("make", "first", "shape", "count"), [(FunctionalNet, "*_relu", (3, 8, 8), 7), (Child, "layer_silu", (4,), 2)]
 )
 def test_model_can_be_replaced_in_several_calls(make, first: str, shape: tuple[int, ...], count: int) -> None:  # type: ignore[no-untyped-def]
     model, x = make().eval(), torch.randn(2, *shape)

@@ -183,14 +183,16 @@ class Planner:
     def _path(self, parent: nn.Module | None, *parts: str) -> str:
         return ".".join(part for part in (self.paths.get(id(parent), ""), *parts) if part)
 
-    def _new_name(self, owner: nn.Module, stem: str, number: int) -> str:
-        """Return the first of stem_1, stem_2, ... that a module does not have."""
+    def _new_name(self, owner: nn.Module, stem: str) -> str:
+        """Return the first of stem, stem_2, stem_3, ... that a module does not have."""
         stem = re.sub(r"\W", "_", stem)
-        stem = f"act_{stem}" if stem[:1].isdigit() else stem
-        while hasattr(owner, f"{stem}_{number}") or (id(owner), f"{stem}_{number}") in self.new_names:
+        stem = name = f"layer_{stem}" if stem[:1].isdigit() else stem
+        number = 1
+        while hasattr(owner, name) or (id(owner), name) in self.new_names:
             number += 1
-        self.new_names.add((id(owner), f"{stem}_{number}"))
-        return f"{stem}_{number}"
+            name = f"{stem}_{number}"
+        self.new_names.add((id(owner), name))
+        return name
 
     def _site(self, group: Group) -> Site:
         call, reading = group[0], group[0].reading
@@ -216,15 +218,15 @@ class Planner:
         firsts = list({call.spot: call for call in group}.values())
         call, owner, groups = firsts[0], firsts[0].owner, self.of_module.get(id(module), [])
         at = self.registered.get(id(module), [])
-        stem, number = _family(call), 1
+        stem = _stem(call)
         if at:
-            stem, number = at[0][1] if at[0][1].isidentifier() else self._path(*at[0]), 2
+            stem = at[0][1] if at[0][1].isidentifier() else self._path(*at[0])
         in_loop = self.of_spot[call.spot]
         if owner is not None and len(in_loop) > 1 and not self._is_in_sequence(group):
             if call.spot not in self.containers:
                 own = [name for parent, name in at if parent is owner]
                 keeps = bool(own) and len(groups) == len(in_loop)
-                name = own[0] if keeps else self._new_name(owner, own[0] if own else _family(call), 1 + bool(own))
+                name = own[0] if keeps else self._new_name(owner, own[0] if own else _stem(call))
                 self.containers[call.spot] = owner, name, Turns()
             owner, name, turns = self.containers[call.spot]
             return [Slot(owner, name, str([item is group for item in in_loop].index(True)), turns)], firsts
@@ -234,7 +236,7 @@ class Planner:
             return reused, [item for item, is_free in zip(firsts, free, strict=True) if not is_free]
         if owner is None:
             return [Slot(self.model, stem)], firsts  # refused, since nothing can be changed
-        return [Slot(owner, self._new_name(owner, stem, number))], firsts
+        return [Slot(owner, self._new_name(owner, stem))], firsts
 
     def _is_in_sequence(self, group: Group) -> bool:
         """Return whether nn.Sequential calls a module that it has under several names, once for each."""
@@ -267,9 +269,12 @@ class Planner:
         return found
 
 
-def _family(call: Call) -> str:
+def _stem(call: Call) -> str:
+    """Return a name for a hull: the child whose weights were used last, and the function, as in ``conv1_relu``."""
     assert call.reading.known is not None  # noqa: S101
-    return call.reading.known.family
+    children = () if call.owner is None else call.owner.named_children()
+    last = [name for name, child in children if any(part is call.last for part in child.modules())]
+    return "_".join([*last[:1], call.reading.known.family])
 
 
 def _keeper(groups: Sequence[Group]) -> Group:
