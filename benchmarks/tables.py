@@ -51,7 +51,8 @@ def graph(rows: Sequence[Row]) -> Lines:
     yield ["input", "", "forward, µs", "/ GELU", "backward, µs", "/ GELU", "kernels"]
     for case in results.cases:
         for name in results.activations:
-            yield [str(case), label(name), *_microseconds(results, case, name), results.kernels(case, name)]
+            kernels = [results.rows[case, name, direction].kernels for direction in ("forward", "backward")]
+            yield [str(case), label(name), *_microseconds(results, case, name), " + ".join(map(str, kernels))]
 
 
 def overhead(rows: Sequence[Row]) -> Lines:

@@ -152,7 +152,7 @@ def test_full_disk_exits_with_1(command: tuple[str, ...], monkeypatch: pytest.Mo
 
     monkeypatch.setattr("hullo.lab.data.load", tiny_command.load)
     monkeypatch.setattr(os, "fsync", full)
-    monkeypatch.setattr("hullo.lab.bench.results.RowFile.add", full)
+    monkeypatch.setattr("hullo.lab.bench.results.write_rows", full)
     result = invoke(*command, *(["--quiet"] if command[0] in ("train", "reproduce", "bench") else []))
     assert result.exit_code == 1
     assert result.stderr.startswith("hullo: cannot write new")

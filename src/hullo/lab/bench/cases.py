@@ -15,8 +15,6 @@ from hullo.modules import AffineHull
 THREE = ("identity", "relu", "tanh")
 SIX = (*THREE, "hardtanh", "unit_gelu", "unit_silu")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
-SMALL = 2**20
-"""Up to this number of elements, launching a kernel takes as long as its work."""
 
 
 @dataclass(frozen=True)

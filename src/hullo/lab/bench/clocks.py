@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import torch
 
 from hullo.lab.spec.environment import choose_device, device_name
-from hullo.population.graphs import pause_collection
 
 Step = Callable[[], Any]
 
@@ -26,7 +24,6 @@ class Clock:
     """Inputs of more than twice this size in total do not stay in a cache."""
     copy_bytes = 2**26
     """Copies of at least this size measure the memory bandwidth."""
-    has_graphs = False
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -43,14 +40,6 @@ class Clock:
         """Return the peak memory of the steps beyond what was allocated before, if known."""
         return None
 
-    def capture(self, *steps: Step) -> list[Step]:
-        """Capture the steps as graphs; calling one replays it."""
-        return list(steps)
-
-    def count_kernels(self, *steps: Step) -> list[int | None]:
-        """Return the number of kernels that each step launches, if known."""
-        return [None] * len(steps)
-
 
 class CudaClock(Clock):
     """Time between CUDA events.
@@ -63,13 +52,11 @@ class CudaClock(Clock):
     default_sizes = "2^28,2^18,256x64x56x56/64,32x1920x32x32/60"
     default_dtypes = "float32,bfloat16,float16"
     copy_bytes = 2**28
-    has_graphs = True
     head_start = 2_000_000  # cycles, about a millisecond
 
     def __init__(self, device: torch.device) -> None:
         torch.cuda.set_device(device)
         super().__init__(device)
-        self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self.cache_bytes = int(torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size)
 
     def laps(self, *steps: Step) -> list[float]:
@@ -94,38 +81,6 @@ class CudaClock(Clock):
             step()
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
-
-    def capture(self, *steps: Step) -> list[Step]:
-        # All on one stream: autograd accumulates gradients on the stream where their tensor was first used in a graph
-        # that is still alive, from a warm-up or from an earlier capture with the same inputs.
-        self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):  # warm up: one-time work such as compiling a kernel cannot be captured
-            for _ in range(3):
-                for step in steps:
-                    step()
-        graphs: list[torch.cuda.CUDAGraph] = []
-        with pause_collection():
-            for step in steps:  # in one memory pool: a step reads what an earlier one has written
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=graphs[0].pool() if graphs else None, stream=self.stream):
-                    step()
-                graphs.append(graph)
-        return [graph.replay for graph in graphs]
-
-    def count_kernels(self, *steps: Step) -> list[int | None]:
-        counts: list[int | None] = []
-        activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-        for step in steps:
-            torch.cuda.synchronize()
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "Warning: Profiler clears events")  # there is only one cycle
-                with torch.profiler.profile(activities=activities) as profile:
-                    step()
-                    torch.cuda.synchronize()
-            on_device = [e for e in profile.events() or () if e.device_type.name == "CUDA"]
-            kernels = [event for event in on_device if not getattr(event, "is_user_annotation", False)]
-            counts.append(len(kernels) or None)  # none: the profiler does not support this device
-        return counts
 
 
 def wall_laps(*steps: Step) -> list[float]:

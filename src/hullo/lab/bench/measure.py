@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hullo._compat import is_out_of_memory
-from hullo.lab.bench.cases import CONTENDERS, SMALL, Case, bytes_to_move
+from hullo.lab.bench.cases import CONTENDERS, Case, bytes_to_move
 from hullo.lab.bench.clocks import Clock, Step, wall_laps
 from hullo.lab.bench.harness import Timing, take_turns
 from hullo.lab.bench.results import Row
@@ -86,14 +86,9 @@ class Bench:
             torch.cuda.empty_cache()
 
     def parts(self, cases: Sequence[Case]) -> dict[str, Callable[[], list[Row]]]:
-        """Return all cases, the Python overhead, then small cases as CUDA graphs if supported.
-
-        Graphs come last, since a failed capture can leave the device in a bad state.
-        """
+        """Return all cases, then the Python overhead."""
         parts = {str(case): functools.partial(self.eager, case) for case in cases}
-        small = [case for case in cases if math.prod(case.shape) <= SMALL and self.clock.has_graphs]
-        graphs = {f"{case} in a graph": functools.partial(self.graph, case) for case in small}
-        return {**parts, "overhead of a call": self.overhead, **graphs}
+        return {**parts, "overhead of a call": self.overhead}
 
     def eager(self, case: Case) -> list[Row]:
         """Measure eager calls."""
@@ -110,28 +105,6 @@ class Bench:
             row
             for name, taken in laps.items()
             for row in self._rows("eager", case, name, taken, bandwidth, held=held[name], peak=peak[name])
-        ]
-
-    def graph(self, case: Case) -> list[Row]:
-        """Measure calls within a CUDA graph, many per graph, so that its launch does not count; count kernels."""
-        inputs = self._draw(case, INPUTS)
-        modules = self._modules(case, inputs[:1])
-        replays: dict[str, list[Step]] = {}
-        for name, module in modules.items():
-            try:
-                replays[name] = self.clock.capture(*passes(module, inputs))
-            except RuntimeError as error:
-                self.progress.note(f"{name} is left out of {case} in a graph: {_reason(error)}")
-
-        def once(steps: list[Step], index: int) -> Laps:
-            return [seconds / len(inputs) for seconds in self.clock.laps(*steps)]
-
-        laps, bandwidth = self._interleave_copy({n: functools.partial(once, s) for n, s in replays.items()}, case)
-        kernels = {name: self.clock.count_kernels(*passes(modules[name], inputs[:1])) for name in laps}
-        return [
-            row
-            for name, taken in laps.items()
-            for row in self._rows("graph", case, name, taken, bandwidth, kernels=kernels[name])
         ]
 
     def overhead(self) -> list[Row]:
@@ -195,13 +168,12 @@ class Bench:
         *,
         held: int | None = None,
         peak: int | None = None,
-        kernels: Sequence[int | None] = (None, None),
     ) -> list[Row]:
         rows = []
-        for direction, seconds, count in (
-            ("forward", [forward for forward, _ in laps], kernels[0]),
-            ("backward", [backward for _, backward in laps], kernels[1]),
-            ("both", [forward + backward for forward, backward in laps], None),
+        for direction, seconds in (
+            ("forward", [forward for forward, _ in laps]),
+            ("backward", [backward for _, backward in laps]),
+            ("both", [forward + backward for forward, backward in laps]),
         ):
             median, p10, p90 = Timing.of(seconds)
             moved = bytes_to_move(case.input_bytes, direction)
@@ -223,7 +195,6 @@ class Bench:
                 floor_ms=moved / bandwidth * 1e3 if bandwidth else None,
                 held_bytes=held,
                 peak_bytes=peak,
-                kernels=count,
             )
             rows.append(row)
         return rows

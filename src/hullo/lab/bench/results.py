@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.table import Table
@@ -31,8 +31,8 @@ TICKS = (0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 7.0, 10.0, 20.0, 30.0, 50.0, 70.0, 1
 class Row(Environment):
     """One measurement.
 
-    kind is "eager", "graph" (a call in a CUDA graph) or "overhead" (the time of Python, on a tiny input); direction is
-    "forward", "backward" (for x and the coefficients) or "both".
+    kind is "eager" or "overhead" (the time of Python, on a tiny input); direction is "forward", "backward" (for x and
+    the coefficients) or "both". Earlier versions also measured "graph", a call in a CUDA graph, and its kernels.
     """
 
     kind: str
@@ -72,23 +72,12 @@ COLUMNS = tuple(field.name for field in fields(Row))
 _PARSERS = {"int": int, "float": float, "int | None": int, "float | None": float, "str": str}
 
 
-class RowFile:
-    """A CSV file that is flushed whenever rows are added: an interrupted session keeps its results."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("w", newline="")
-        self._writer = csv.DictWriter(self._file, COLUMNS, lineterminator="\n")
-        self._writer.writeheader()
-
-    def add(self, rows: Iterable[Row]) -> None:
-        self._writer.writerows({name: _format(value) for name, value in asdict(row).items()} for row in rows)
-        self._file.flush()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
+def write_rows(path: Path, rows: Iterable[Row]) -> None:
+    """Write rows to a CSV file, replacing it."""
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({name: _format(value) for name, value in asdict(row).items()} for row in rows)
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -145,11 +134,6 @@ class Results:
         row = self.get(case, activation, "forward")
         return row.inputs_held if row else math.nan
 
-    def kernels(self, case: Case, activation: str) -> str:
-        """Return the number of kernels of the forward and the backward pass, "1 + 2"; "-" if unknown."""
-        counts = [row.kernels for direction in DIRECTIONS[:2] if (row := self.get(case, activation, direction))]
-        return "-" if None in counts else " + ".join(map(str, counts))
-
 
 def terminal_tables(rows: Sequence[Row]) -> list[Table]:
     """Return a table per kind and case: milliseconds, multiples of the floor and of GELU, and inputs held."""
@@ -162,20 +146,19 @@ def terminal_tables(rows: Sequence[Row]) -> list[Table]:
 
 
 def _terminal_table(results: Results, case: Case, kind: str) -> Table:
-    title = {"eager": str(case), "graph": f"{case} in a CUDA graph", "overhead": "one tiny call"}[kind]
+    title = {"eager": str(case), "overhead": "one tiny call"}[kind]
     table = Table("activation", title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
     for direction in DIRECTIONS:
         for unit in ("ms", "/floor", "/GELU"):
             table.add_column(f"{direction}\n{unit}" if unit == "ms" else f"\n{unit}", justify="right", no_wrap=True)
-    table.add_column("inputs\nheld" if kind == "eager" else "kernels", justify="right")
+    table.add_column("inputs\nheld", justify="right")
     for activation in results.activations:
         cells = []
         for direction in DIRECTIONS:
             key = (case, activation, direction)
             cells += [results.milliseconds(*key), results.floors(*key), results.gelus(*key)]
-        held = number(results.inputs_held(case, activation))
-        last = held if kind == "eager" else results.kernels(case, activation)
-        table.add_row(label(activation), *map(number, cells), last)
+        cells.append(results.inputs_held(case, activation))
+        table.add_row(label(activation), *map(number, cells))
     return table
 
 

@@ -34,16 +34,13 @@ def bench(
     output: Annotated[
         Path | None, typer.Option(help="Directory for the results (CSV) and a chart (PNG).", show_default="none")
     ] = None,
-    commit: Annotated[
-        str | None, typer.Option(help="Commit to record with the results.", show_default="the checkout's")
-    ] = None,
     quiet: QuietOption = False,
 ) -> None:
     """Benchmark activations: time and memory, compared with GELU and the memory bandwidth."""
     from hullo.lab.bench.cases import CONTENDERS, DTYPES, make_cases, parse_names, parse_sizes
     from hullo.lab.bench.clocks import clock_for
     from hullo.lab.bench.measure import Bench
-    from hullo.lab.bench.results import Row, RowFile, draw_chart, terminal_tables
+    from hullo.lab.bench.results import Row, draw_chart, terminal_tables, write_rows
     from hullo.lab.files import make_directory
     from hullo.lab.progress import Progress
     from hullo.lab.spec.environment import environment
@@ -60,13 +57,12 @@ def bench(
     rows: list[Row] = []
     with (
         report_write_errors(output) if output else nullcontext(),
-        RowFile(output / f"{clock.file_stem}.csv") if output else nullcontext() as file,
         Progress(console(), quiet=quiet) as progress,
     ):
-        for part in Bench(clock, environment(clock.device_name, commit), names, repeats, progress).run(cases):
+        for part in Bench(clock, environment(clock.device_name), names, repeats, progress).run(cases):
             rows += part
-            if file:
-                file.add(part)
+            if output:
+                write_rows(output / f"{clock.file_stem}.csv", rows)
             for table in terminal_tables(part):
                 console().print(table)
         if output and any(row.kind == "eager" for row in rows):
