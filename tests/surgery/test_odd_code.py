@@ -90,10 +90,6 @@ FORWARDS: dict[str, tuple[str, int]] = {
         3,
     ),
     "no turns": ("for layer in []: x = torch.tanh(layer(x))\n        return F.relu(self.l0(x))", 1),
-    "enumerate hidden": (
-        "enumerate = None\n        for f in (self.l0, self.l1): x = F.relu(f(x))\n        return x",
-        2,
-    ),
     "lists in a sum": ("for f in [self.act] + [self.act] * 2: x = f(self.l0(x))\n        return x", 1),
     "integers": ("n = (x > 0).long()\n        return torch.tanh(self.l0(x)) + F.relu(n - 1)", 1),
     "booleans": ("return torch.tanh(self.l0(x)) + self.act(x.abs().int())", 1),

@@ -24,7 +24,7 @@ from hullo.surgery.build import frozen_sites, nearby_tensor
 from hullo.surgery.edit import swap
 from hullo.surgery.find import default_inputs, module_sites, observed_sites
 from hullo.surgery.prove import Comparison
-from hullo.surgery.sites import Site, named_hulls, parameters_key, put
+from hullo.surgery.sites import Site, named_hulls, put
 from hullo.surgery.state import Inputs, Structure
 
 _SCALES = "inner_scale"
@@ -230,17 +230,16 @@ def save_hulls(model: nn.Module, path: str | os.PathLike[str]) -> None:
         {'': AffineHull(identity=0, relu=1)}
     """
     named_hulls("save_hulls", model, required=True)
-    names: dict[tuple[Any, ...], list[tuple[str, Hull]]] = {}
+    first: dict[Hull, str] = {}
+    hulls: dict[str, Any] = {}
     gated: set[str] = set()
     for name, module in model.named_modules(remove_duplicate=False):  # a hull at several places has several names
         if isinstance(module, GatedHull):
             gated.add(f"{name}.hull".removeprefix("."))
         hull = module.hull if isinstance(module, GatedHull) else module
         if isinstance(hull, Hull) and name not in gated:
-            names.setdefault(parameters_key(hull), []).append((name, hull))
-    hulls: dict[str, Any] = {}
-    for (first, hull), *others in names.values():
-        hulls |= {first: _to_json(hull)} | {key: {"same_as": first} for key, _ in others}
+            hulls[name] = {"same_as": first[hull]} if hull in first else _to_json(hull)
+            first.setdefault(hull, name)
     file = Path(path)
     partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
@@ -15,10 +14,10 @@ from hullo.recognition.probe import read_module
 from hullo.recognition.table import name_of, read_call
 from hullo.surgery.build import Recipe
 from hullo.surgery.edit import learn_turns, swap
-from hullo.surgery.observe import SCRIPTED, mentions
+from hullo.surgery.observe import SCRIPTED
 from hullo.surgery.prove import Comparison
 from hullo.surgery.sites import Planner, Site, Slot, group_calls
-from hullo.surgery.source import Position, count_calls
+from hullo.surgery.source import Position, activation_calls, count_calls, own_functions
 from hullo.surgery.state import Inputs, Structure
 
 NOT_RUN = "it did not run on example_inputs, or ran in another thread"
@@ -51,12 +50,12 @@ def observed_sites(model: nn.Module, comparison: Comparison) -> list[Site]:
     activations = [
         call for call in calls if not isinstance(call.callee, Hull) and call.reading.reason != "it is a hull"
     ]
-    seen = {(call.code, call.position) for call in calls if call.code is not None}
+    seen = {(call.code.co_filename, call.position) for call in calls if call.code is not None}
     while True:
         sites = Planner(model, group_calls(activations)).sites()
         undecided = _learn_turns(model, sites, comparison)
         if not undecided:
-            return [*sites, *_idle_modules(model, comparison.ran), *_idle_functions(model, seen)]
+            return [*sites, *_idle_modules(model, comparison.ran), *_mentions(model, seen, NOT_RUN)]
         for call in (call for site in undecided for call in site.calls):
             call.together = True
 
@@ -92,10 +91,21 @@ def _idle_modules(model: nn.Module, ran: set[int]) -> Iterator[Site]:
             yield Site(name, reading.known.spelling if reading.known else type(module).__name__, module, "", NOT_RUN)
 
 
-def _idle_functions(model: nn.Module, seen: set[tuple[types.CodeType, Position]]) -> Iterator[Site]:
-    paths = {id(module): name for name, module in model.named_modules()}
-    for mention in mentions(model, seen):
-        yield Site(paths[id(mention.owner)], mention.function, None, mention.place, NOT_RUN)
+def _mentions(model: nn.Module, seen: set[tuple[str, Position]], reason: str) -> Iterator[Site]:
+    """Yield the calls of activation functions that the source of a model mentions, other than those in `seen`.
+
+    Those in modules that are activations themselves do not count.
+    """
+    first: dict[type, tuple[str, nn.Module]] = {}
+    for name, module in model.named_modules():
+        first.setdefault(type(module), (name, module))
+    for kind, (name, module) in first.items():
+        if kind.__module__.startswith("torch.") or isinstance(module, Hull) or read_module(module) is not None:
+            continue
+        for method in own_functions(kind):
+            for function, at, place in activation_calls(method):
+                if (method.__code__.co_filename, at) not in seen:
+                    yield Site(name, function, None, place, reason)
 
 
 def module_sites(model: nn.Module) -> list[Site]:
@@ -127,11 +137,7 @@ def module_sites(model: nn.Module) -> list[Site]:
                 reading, path = read_call(value, (), {}), f"{paths[id(parent)]}.{name}".lstrip(".")
                 slots = [Slot(parent, name)]
                 sites.append(Site(path, name_of(value), None, "", reading.reason, reading, (), slots))
-    sites += [
-        Site(paths[id(mention.owner)], mention.function, None, mention.place, NO_INPUTS)
-        for mention in mentions(model, set())
-    ]
-    return sites
+    return [*sites, *_mentions(model, set(), NO_INPUTS)]
 
 
 def count_mentions(sites: Iterable[Site]) -> str:

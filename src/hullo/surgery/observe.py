@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
 import types
-from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +20,7 @@ from hullo.modules import Hull
 from hullo.recognition.known import Reading
 from hullo.recognition.probe import MAX_PARAMETERS, agrees, read_function, read_module
 from hullo.recognition.table import NAMES, name_of, read_call, read_type
-from hullo.surgery.source import Method, Position, activation_calls, method_of, own_functions
+from hullo.surgery.source import Method, Position, method_of
 
 _SAMPLE = 512  # numbers of an input that are compared with those of an output
 _FOLDER = torch.__file__.removesuffix("__init__.py")
@@ -344,38 +341,3 @@ def _rebuild(frame: types.FrameType) -> tuple[Any, tuple[int, str]]:
         return function(*values[: code.co_argcount], **named)
 
     return call, (index - (names[0] == "self"), names[index])
-
-
-# Mentions
-
-
-@dataclass(frozen=True)
-class Mention:
-    """Describe a call of an activation function in the source of a method: the function, and where it is."""
-
-    owner: nn.Module
-    function: str
-    place: str
-
-
-def mentions(model: nn.Module, observed: set[tuple[types.CodeType, Position]]) -> Iterator[Mention]:
-    """Yield the calls of activation functions that the source of a model mentions, other than the observed ones.
-
-    Those in modules that are activations themselves do not count.
-    """
-    first: dict[type, list[nn.Module]] = defaultdict(list)
-    for module in model.modules():
-        first[type(module)].append(module)
-    for kind, modules in first.items():
-        if kind.__module__.startswith("torch.") or issubclass(kind, Hull) or read_module(modules[0]) is not None:
-            continue
-        seen = {(code.co_filename, at) for code, at in observed}
-        for function, calls in _mentioned(kind):  # type: ignore[arg-type]
-            for name, at, place in calls:
-                if (function.__code__.co_filename, at) not in seen:
-                    yield Mention(modules[0], name, place)
-
-
-@functools.lru_cache(maxsize=1024)
-def _mentioned(kind: type) -> list[tuple[types.FunctionType, list[tuple[str, Position, str]]]]:
-    return [(function, activation_calls(function)) for function in own_functions(kind)]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
-from numbers import Real
 from typing import Any, cast
 
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from hullo.state_names import SUFFIXES
@@ -51,13 +50,6 @@ def parameter_groups(
     dims_of_members = 1 if _is_population(model) else 0
     if not dims_of_members:
         named_hulls("parameter_groups", model)
-    for name, value in (("lr", lr), ("weight_decay", weight_decay), ("coefficient_lr_scale", coefficient_lr_scale)):
-        if value is None and name != "coefficient_lr_scale":
-            continue
-        if not isinstance(value, (Real, Tensor)):
-            raise TypeError(f"{name}={value!r}: give a number")
-        if not value >= 0:
-            raise ValueError(f"{name}={value!r}: give a non-negative number")
     if groups is not None and (isinstance(groups, str) or not isinstance(groups, Iterable)):
         raise TypeError(f"groups={groups!r}: give parameters or parameter groups; the learning rate is lr={groups!r}")
     if groups is None and lr is None:

@@ -361,11 +361,6 @@ def _as_module(caller: str, model: object) -> nn.Module:
     return model
 
 
-def parameters_key(hull: Hull) -> tuple[Hashable, ...]:
-    """Return a key that is equal for hulls that share their parameters, as in-place twins do."""
-    return (hull.raw_name, *([id(item) for item in hull.parameters()] or [id(hull)]))
-
-
 def named_hulls(caller: str, model: object, required: bool = False) -> dict[str, Hull]:
     """Return the hulls of a model by name, for a public function.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -11,7 +11,7 @@ from hullo.modules import Hull, without_rounding
 from hullo.recognition.known import AMBIGUOUS
 from hullo.surgery.find import NO_INPUTS, count_mentions, default_inputs, module_sites, observed_sites
 from hullo.surgery.prove import Comparison
-from hullo.surgery.sites import Site, named_hulls, parameters_key
+from hullo.surgery.sites import Site, named_hulls
 from hullo.surgery.state import Inputs
 
 KEPT = "_hullo_kept"
@@ -31,12 +31,10 @@ class Summary:
 
     def __str__(self) -> str:
         replaced: list[tuple[str, str, str, str]] = []
-        first: dict[Hashable, str] = {}
         for name, hull in self.hulls.items():
-            owner, what = first.setdefault(parameters_key(hull), name), getattr(hull, "replaced", "")
-            shown = (hull.spelling, _coefficients(hull)) if owner == name else (f"shared with {owner}", "")
-            replaced.append((name, *shown, what))
-            replaced += [(other, f"shared with {owner}", "", what) for other, of in self.shared.items() if of == name]
+            what = getattr(hull, "replaced", "")
+            replaced.append((name, hull.spelling, _coefficients(hull), what))
+            replaced += [(other, f"shared with {name}", "", what) for other, of in self.shared.items() if of == name]
         is_swapped = any(hasattr(hull, "replaced") for hull in self.hulls.values())
         not_replaced = [
             (site.name or "(the model)", site.function, why_not_replaced(site, is_swapped))

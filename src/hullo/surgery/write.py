@@ -39,16 +39,13 @@ class Edits:
 
     def applied_to(self, function: types.FunctionType) -> str:
         """Return the text of a function with the changes."""
-        code = function.__code__
-        is_shadowed = "enumerate" in {*code.co_varnames, *code.co_cellvars, *code.co_freevars, *function.__globals__}
-        count = "__import__('builtins').enumerate" if is_shadowed else "enumerate"
-        node = _Editor(self, ast.parse(count, mode="eval").body).visit(copy.deepcopy(parse(function)))
+        node = _Editor(self).visit(copy.deepcopy(parse(function)))
         return ast.unparse(ast.fix_missing_locations(node))
 
 
 class _Editor(ast.NodeTransformer):
-    def __init__(self, edits: Edits, count: ast.expr) -> None:
-        self.edits, self.count = edits, count
+    def __init__(self, edits: Edits) -> None:
+        self.edits = edits
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         callee = self.edits.callees.get(position(node))
@@ -65,7 +62,7 @@ class _Editor(ast.NodeTransformer):
         self.generic_visit(node)
         if counter is not None:
             node.target = ast.Tuple([ast.Name(counter, ast.Store()), node.target], ast.Store())
-            node.iter = ast.Call(self.count, [node.iter], [])
+            node.iter = ast.Call(ast.Name("enumerate", ast.Load()), [node.iter], [])
         return node
 
     visit_For = visit_comprehension = _add_counter  # noqa: N815
