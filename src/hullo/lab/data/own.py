@@ -87,31 +87,19 @@ def _read_folder(folder: Path, image_size: int | None) -> tuple[list[Tensor], tu
         warnings.warn(f"{what}; the test accuracy is that of {folder / 'val'}", stacklevel=3)
         evaluations = ["val"]
     files = {split: _list_images(folder / split, classes) for split in ("train", *evaluations)}
-    modes, largest = set(), 0
-    for path, _ in itertools.chain(*files.values()):
-        with _open_image(path) as image:
-            modes.add(image.mode)
-            if image.mode.startswith("I;16"):
-                largest = max(largest, int(np.asarray(image).max()))
-    mode = "L" if all(name in ("L", "1") or name.startswith("I;16") for name in modes) else "RGB"
-    shift, first, parts = max(0, largest.bit_length() - 8), files["train"][0][0], []
+    mode = "L" if all(_is_gray(path) for path, _ in itertools.chain(*files.values())) else "RGB"
+    first, parts = files["train"][0][0], []
     try:
         if image_size is None:
-            size = _decode(first, mode, None, shift).shape
+            size = _decode(first, mode, None).shape
         else:
             size = torch.Size([3 if mode == "RGB" else 1, image_size, image_size])
         for items in files.values():
             images = torch.empty(len(items), *size, dtype=torch.uint8)
             for i, (path, _) in enumerate(items):
-                decoded = _decode(path, mode, image_size, shift)
+                decoded = _decode(path, mode, image_size)
                 if decoded.shape != size:
-                    sizes = [
-                        f"{path} has {width}x{height}"
-                        for path, (_, height, width) in ((first, size), (path, decoded.shape))
-                    ]
-                    raise DataError(
-                        f"images differ in size: {' pixels, '.join(sizes)}; give a size, as in --image-size 64"
-                    )
+                    raise DataError(f"images differ in size: {first} and {path}; give a size, as in --image-size 64")
                 images[i] = decoded
             parts += [images, torch.tensor([label for _, label in items])]
     except (MemoryError, RuntimeError) as error:
@@ -182,16 +170,18 @@ def _open_image(path: Path) -> Iterator[Image.Image]:
         raise DataError(f"{path} cannot be read as an image: {error}") from None
 
 
-def _decode(path: Path, mode: str, size: int | None, shift: int) -> Tensor:
-    """Return an image, upright, as uint8 of shape (channels, height, width); 16 bits lose their last `shift` bits."""
+def _is_gray(path: Path) -> bool:
+    with _open_image(path) as image:
+        if image.mode[0] in "IF":
+            raise ValueError("it has more than 8 bits per pixel; convert it to 8 bits, or store arrays in a file .npz")
+        return image.mode in ("L", "1")
+
+
+def _decode(path: Path, mode: str, size: int | None) -> Tensor:
+    """Return an image, upright, as uint8 of shape (channels, height, width)."""
     with _open_image(path) as opened:
         opened.load()  # which turns TIFF files
-        image = ImageOps.exif_transpose(opened)
-        if image.mode in ("I", "F"):
-            raise ValueError("it has 32 bits per pixel; convert it to 8 or 16 bits, or store arrays in a file .npz")
-        if image.mode.startswith("I;16"):  # Pillow would clip at 255
-            image = Image.fromarray((np.asarray(image) >> shift).astype(np.uint8))
-        pixels = image.convert(mode)
+        pixels = ImageOps.exif_transpose(opened).convert(mode)
     if size is not None:
         scale = size / min(pixels.size)
         width, height = (max(size, round(side * scale)) for side in pixels.size)
