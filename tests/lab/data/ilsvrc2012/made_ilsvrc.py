@@ -11,7 +11,7 @@ from scipy.io import savemat
 TRAIN = {"n03000001": 4, "n01000002": 3, "n02000003": 5}  # in the devkit's order: 1, 2, 3
 WNIDS = sorted(TRAIN)
 TRUTH = [3, 1, 2, 2, 1, 3]
-LAYOUTS = ("tars", "class tars", "flat", "sorted")
+LAYOUTS = ("tars", "flat", "sorted")
 
 
 def as_mat(synsets):
@@ -73,7 +73,7 @@ def write(folder, contents):
 
 
 def lay_out(folder, layout="flat", split=None):
-    """Write the data set into a folder: as tars, as tars of classes, with val flat, with val sorted into classes."""
+    """Write the data set into a folder: as tars, with val flat, with val sorted into classes."""
     split = split or make_images()
     class_tars = {f"{wnid}.tar": as_tar(files) for wnid, files in split["train"].items()}
     train = {f"train/{wnid}/{name}": data for wnid, files in split["train"].items() for name, data in files.items()}
@@ -88,7 +88,6 @@ def lay_out(folder, layout="flat", split=None):
         }
     else:
         files = {f"devkit/{name}": data for name, data in devkit_files().items()}
-        files |= {f"train/{name}": data for name, data in class_tars.items()} if layout == "class tars" else train
-        files |= by_class if layout == "sorted" else {f"val/{name}": data for name, data in flat.items()}
+        files |= train | (by_class if layout == "sorted" else {f"val/{name}": data for name, data in flat.items()})
     write(folder, files)
     return folder

@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import weakref
 import zipfile
 from collections.abc import Callable, Sequence
@@ -257,7 +256,6 @@ def pack(source: Source, folder: Path, progress: Progress, *, partial: bool, wor
             missing = {path: images for path, images in layout.items() if not _is_done(path, images)}
             if missing:
                 (folder / MANIFEST).unlink(missing_ok=True)
-            _check_space(folder, sum(map(len, missing.values())))
             with ThreadPoolExecutor(workers) as threads:
                 for done, (path, images) in enumerate(missing.items(), len(layout) - len(missing)):
                     progress.start_step(f"packing {path.stem}", done, len(layout))
@@ -291,15 +289,6 @@ def _is_done(path: Path, images: list[EncodedImage]) -> bool:
         return Shard.open(path).holds(images)
     except DataError:
         return False
-
-
-def _check_space(folder: Path, count: int) -> None:
-    needed, free = 1.01 * IMAGE_BYTES * count, shutil.disk_usage(folder).free
-    if free < needed:
-        raise DataError(
-            f"{folder} has {free / 1e9:.1f} GB free, but {count:,} images need {needed / 1e9:.1f} GB; free disk space, "
-            "or choose another directory with --data"
-        )
 
 
 def _finish(source: Source, folder: Path, paths: list[Path], *, partial: bool) -> Pack:

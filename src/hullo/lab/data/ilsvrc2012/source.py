@@ -71,8 +71,8 @@ class Devkit(NamedTuple):
 class Source:
     """The released files of ILSVRC-2012 in a folder.
 
-    A split is the released tar, or a folder `train` or `val` of images, of folders by class, or of tars by class. Val
-    images that are not sorted by class have their labels in the devkit.
+    A split is the released tar, or a folder `train` or `val` of images or of folders by class. Val images that are not
+    sorted by class have their labels in the devkit.
     """
 
     folder: Path
@@ -151,15 +151,12 @@ def _list_folder(folder: Path, on_progress: Callable[[float], None], wnid: str =
         path = folder / name
         if name.endswith(".JPEG"):
             yield wnid, name, (str(path), 0, -1)
-        elif name.endswith(".tar"):
-            with readable(path):
-                yield from _list_tar(path, lambda _: None, path.stem)
         elif _WNID.fullmatch(name) and path.is_dir():
             yield from _list_folder(path, lambda _: None, name)
         on_progress(done / len(entries))
 
 
-def _list_tar(path: Path, on_progress: Callable[[float], None], wnid: str = "") -> Listing:
+def _list_tar(path: Path, on_progress: Callable[[float], None]) -> Listing:
     size = path.stat().st_size
 
     def members(file: io.BufferedReader, wnid: str) -> Listing:
@@ -176,7 +173,7 @@ def _list_tar(path: Path, on_progress: Callable[[float], None], wnid: str = "") 
                 on_progress(end / size)
 
     with path.open("rb") as file:
-        yield from members(file, wnid)
+        yield from members(file, "")
 
 
 def _read_devkit(path: Path) -> Devkit:
