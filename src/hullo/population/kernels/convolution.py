@@ -31,14 +31,24 @@ from hullo.population.kernels.layouts import all_channels, channels_last, empty_
 from hullo.population.kernels.side_stream import Deferred
 from hullo.population.kernels.square_gradient import load_pixels
 
-MAX_CHANNELS = 64
-"""The most input or output channels of a member: a program holds them all."""
+NARROW = 64
+"""The most channels on both sides for which these kernels are always faster than cuDNN."""
 
-ROWS, INNER, WARPS, STAGES = 256, 32, 4, 3
-"""Windows per program of `_convolve_kernel` and numbers of each per step, as measured on an H200."""
 
-WEIGHT_ROWS, WEIGHT_INNER = 128, 64
-"""Numbers of a window per program of `_weight_gradient_kernel` and windows per step."""
+class Tile(NamedTuple):
+    """Hold the settings of a kernel."""
+
+    rows: int  # windows of a program of `_convolve_kernel`; numbers of a window in `_weight_gradient_kernel`
+    outputs: int  # the most output channels of a program
+    inner: int  # numbers of a window per step; windows per step
+    warps: int
+    stages: int
+
+
+WINDOWS, WIDE_WINDOWS = Tile(256, 64, 32, 4, 3), Tile(128, 128, 64, 8, 3)
+"""For up to 64 outputs, as measured on an H200, and for more."""
+
+WEIGHTS, WIDE_WEIGHTS = Tile(128, 64, 64, 4, 3), Tile(128, 128, 64, 8, 3)
 
 PROGRAMS = 4
 """Programs of `_weight_gradient_kernel` per multiprocessor."""
@@ -65,7 +75,10 @@ def is_faster(weight_shape: torch.Size, dtype: torch.dtype, device: torch.device
     """Return whether these kernels convolve faster than cuDNN; a member's weights are (outputs, inputs, side, side)."""
     outputs, inputs, side, _ = weight_shape
     by_rows = stride == 1 and not biased and (side, inputs, outputs) in row_conv.TILES
-    return (by_rows and row_conv.is_tuned_for(dtype, device)) or 16 < max(inputs, outputs) <= MAX_CHANNELS
+    if by_rows and row_conv.is_tuned_for(dtype, device):
+        return True
+    widest = max(inputs, outputs)
+    return inputs != outputs if widest > NARROW else widest > 16
 
 
 def convolve(
@@ -101,10 +114,6 @@ def convolve(
         raise ValueError(
             f"images are (B, {members} * inputs, H, W) or ({members}, B, inputs, H, W), and weights "
             f"({members} * outputs, inputs, side, side); got {tuple(x.shape)} and {tuple(weight.shape)}"
-        )
-    if max(weight.shape[1], len(weight) // members) > MAX_CHANNELS:
-        raise ValueError(
-            f"weights of shape {tuple(weight.shape)} for {members} members: at most {MAX_CHANNELS} channels fit"
         )
     side, size = weight.shape[2], (x.shape[-2], x.shape[-1])
     height, width = ((length + sum(padding) - side) // stride + 1 for length in size)
@@ -222,18 +231,20 @@ def _convolve_windows(
     if padded > channels:  # so that several channels are read at a time
         each = x.movedim(-3, -1)
         x = F.pad(each if is_stacked(x) else each.unflatten(3, (shape.members, channels)), (0, padded - channels))
-    rows = ROWS if padded % 8 == 0 else ROWS // 2  # more addresses leave fewer registers
-    blocks = triton.cdiv(positions, rows) * step**2
+    tile = WIDE_WINDOWS if outputs > WINDOWS.outputs else WINDOWS
+    rows = tile.rows if padded % 8 == 0 else tile.rows // 2  # more addresses leave fewer registers
+    step_size = tile.inner if padded % tile.inner == 0 else WINDOWS.inner
+    wide, inner = min(tile.outputs, row_conv.block(outputs)), min(step_size, row_conv.block(padded * shape.kernel**2))
+    blocks, across = triton.cdiv(positions, rows) * step**2, triton.cdiv(outputs, wide)
     moments = torch.empty(2, blocks if measured else 0, all_channels(y), device=x.device)
     launch(
-        _convolve_kernel, blocks * shape.members,
+        _convolve_kernel, blocks * across * shape.members,
         y, x, weight, weight if bias is None else bias, moments, shape.members, images, moments.shape[1],
         follows=True, STACKED=is_stacked(y), PADDED=padded, CHANNELS=channels, HEIGHT=in_size[0], WIDTH=in_size[1],
         OUT=outputs, OUT_HEIGHT=out_size[0], OUT_WIDTH=out_size[1],
         KERNEL=shape.kernel, STRIDE=shape.stride, PADDING=shape.padding[0], TRANSPOSED=transposed,
-        BIASED=bias is not None, MEASURED=measured, OUT_BLOCK=row_conv.block(outputs), ROWS=rows,
-        INNER=min(INNER, row_conv.block(padded * shape.kernel**2)), BIG=max(x.numel(), y.numel()) >= 2**31,
-        STAGES=STAGES, num_warps=WARPS,
+        BIASED=bias is not None, MEASURED=measured, OUT_BLOCK=wide, ACROSS=across, ROWS=rows, INNER=inner,
+        BIG=max(x.numel(), y.numel()) >= 2**31, STAGES=tile.stages, num_warps=tile.warps,
     )  # fmt: skip
     return y, moments if measured else None
 
@@ -244,9 +255,9 @@ def _weight_gradient(
     """Return the gradients of weights and bias."""
     if shape.stride == 1 and not biased:
         sizes = shape.row_sizes()
-        tile = row_weights.choose_weight_tile(sizes, x)
-        if tile is not None:
-            return row_weights.weight_gradient(dy, x, sizes, tile), None
+        by_rows = row_weights.choose_weight_tile(sizes, x)
+        if by_rows is not None:
+            return row_weights.weight_gradient(dy, x, sizes, by_rows), None
     before, behind = shape.padding
     # here cuDNN is faster; it takes no stacked images
     if shape.in_channels == shape.out_channels and before == behind and not is_stacked(x):
@@ -256,18 +267,20 @@ def _weight_gradient(
         )  # fmt: skip
         return dweight, dbias
     inner, positions = shape.in_channels * shape.kernel**2, dy.numel() // all_channels(dy)
-    rows = min(WEIGHT_ROWS, row_conv.block(inner + biased))
-    blocks, tiles = triton.cdiv(inner + biased, rows), triton.cdiv(positions, WEIGHT_INNER)
-    splits = min(tiles, max(1, PROGRAMS * processors(x) // (shape.members * blocks)))
+    tile = WIDE_WEIGHTS if shape.out_channels > WEIGHTS.outputs else WEIGHTS
+    rows, wide = min(tile.rows, row_conv.block(inner + biased)), min(tile.outputs, row_conv.block(shape.out_channels))
+    blocks, across = triton.cdiv(inner + biased, rows), triton.cdiv(shape.out_channels, wide)
+    tiles = triton.cdiv(positions, tile.inner)
+    splits = min(tiles, max(1, PROGRAMS * processors(x) // (shape.members * blocks * across)))
     partial = torch.empty(splits, len(weight), inner + biased, dtype=torch.float32, device=x.device)
     launch(
-        _weight_gradient_kernel, splits * blocks * shape.members,
+        _weight_gradient_kernel, splits * blocks * across * shape.members,
         dy, x, partial, shape.members, x.shape[-4], positions, tiles, splits, follows=True,
         STACKED=is_stacked(x), CHANNELS=shape.in_channels, HEIGHT=shape.in_size[0], WIDTH=shape.in_size[1],
         OUT=shape.out_channels, OUT_HEIGHT=shape.out_size[0], OUT_WIDTH=shape.out_size[1],
         KERNEL=shape.kernel, STRIDE=shape.stride, PADDING=shape.padding[0], BLOCKS=blocks, BIASED=biased,
-        OUT_BLOCK=row_conv.block(shape.out_channels), POSITIONS=WEIGHT_INNER, ROWS=rows,
-        BIG=max(x.numel(), dy.numel()) >= 2**31, STAGES=STAGES, num_warps=WARPS,
+        OUT_BLOCK=wide, ACROSS=across, POSITIONS=tile.inner, ROWS=rows,
+        BIG=max(x.numel(), dy.numel(), partial.numel()) >= 2**31, STAGES=tile.stages, num_warps=tile.warps,
     )  # fmt: skip
     sums = row_weights.add_parts(partial, weight.dtype)
     taps = sums[:, :inner].unflatten(1, (shape.kernel, shape.kernel, shape.in_channels)).permute(0, 3, 1, 2)
@@ -280,39 +293,42 @@ def _convolve_kernel(
     PADDED: tl.constexpr, CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr,
     OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr,
     PADDING: tl.constexpr, TRANSPOSED: tl.constexpr, BIASED: tl.constexpr, MEASURED: tl.constexpr,
-    OUT_BLOCK: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, STACKED: tl.constexpr, BIG: tl.constexpr,
-    STAGES: tl.constexpr, EARLY: tl.constexpr,
+    OUT_BLOCK: tl.constexpr, ACROSS: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, STACKED: tl.constexpr,
+    BIG: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous(EARLY)
+    ONE_TAP: tl.constexpr = PADDED % INNER == 0  # the numbers of a step belong to one pixel of the windows
     STEP: tl.constexpr = STRIDE if TRANSPOSED else 1  # a row of the images has the taps of every STEP-th kernel row
     TAPS: tl.constexpr = (KERNEL + STEP - 1) // STEP
     H: tl.constexpr = (OUT_HEIGHT + STEP - 1) // STEP
     W: tl.constexpr = (OUT_WIDTH + STEP - 1) // STEP
     member = tl.program_id(0) % members  # programs that run at the same time read neighboring addresses
-    first_ky = tl.program_id(0) // members % STEP
-    first_kx = tl.program_id(0) // members // STEP % STEP
-    position = tl.program_id(0) // members // (STEP * STEP) * ROWS + tl.arange(0, ROWS)[:, None]
+    block = tl.program_id(0) // members // ACROSS
+    first_ky, first_kx = block % STEP, block // STEP % STEP
+    position = block // (STEP * STEP) * ROWS + tl.arange(0, ROWS)[:, None]
     image = position // (H * W)
     row = position // W % H * STEP + (first_ky + PADDING * (STEP - 1)) % STEP
     column = position % W * STEP + (first_kx + PADDING * (STEP - 1)) % STEP
     known = (image < images) & (row < OUT_HEIGHT) & (column < OUT_WIDTH)
-    out = tl.arange(0, OUT_BLOCK)[None, :]
+    out = tl.program_id(0) // members % ACROSS * OUT_BLOCK + tl.arange(0, OUT_BLOCK)[None, :]
     y = tl.zeros([ROWS, OUT_BLOCK], tl.float32)
     if BIASED:
         y += tl.load(bias_ptr + member * OUT + out, mask=out < OUT, other=0.0).to(tl.float32)
     for first in tl.range(0, TAPS * TAPS * PADDED, INNER, num_stages=STAGES):
-        k = first + tl.arange(0, INNER)[None, :]
+        k = first if ONE_TAP else first + tl.arange(0, INNER)[None, :]
+        channel = first % PADDED + tl.arange(0, INNER)[None, :] if ONE_TAP else k % PADDED
         ky, kx = first_ky + k // (PADDED * TAPS) * STEP, first_kx + k // PADDED % TAPS * STEP
         if TRANSPOSED:
             x_row, x_column = (row + PADDING - ky) // STEP, (column + PADDING - kx) // STEP
         else:
             x_row, x_column = row * STRIDE - PADDING + ky, column * STRIDE - PADDING + kx
         windows = load_pixels(
-            x_ptr, image, x_row, x_column, k % PADDED, known & (ky < KERNEL) & (kx < KERNEL), member, members,
+            x_ptr, image, x_row, x_column, channel, known & (ky < KERNEL) & (kx < KERNEL), member, members,
             images, PADDED, HEIGHT, WIDTH, STACKED, BIG,
         )  # fmt: skip
-        k = first + tl.arange(0, INNER)[:, None]
-        ky, kx, channel = first_ky + k // (PADDED * TAPS) * STEP, first_kx + k // PADDED % TAPS * STEP, k % PADDED
+        k = first if ONE_TAP else first + tl.arange(0, INNER)[:, None]
+        channel = first % PADDED + tl.arange(0, INNER)[:, None] if ONE_TAP else k % PADDED
+        ky, kx = first_ky + k // (PADDED * TAPS) * STEP, first_kx + k // PADDED % TAPS * STEP
         if TRANSPOSED:
             at = ((member * CHANNELS + channel) * (KERNEL * KERNEL) + ky * KERNEL + kx) * OUT + out
         else:
@@ -327,7 +343,7 @@ def _convolve_kernel(
     tl.store(y_ptr + to, y, mask=known & (out < OUT))
     if MEASURED:
         y = tl.where(known, y.to(tl.float32), 0.0)
-        to = moments_ptr + tl.program_id(0) * OUT + out
+        to = moments_ptr + (block * members + member) * OUT + out
         tl.store(to, tl.sum(y, axis=0)[None, :], mask=out < OUT)
         tl.store(to + parts * members * OUT, tl.sum(y * y, axis=0)[None, :], mask=out < OUT)
 
@@ -337,15 +353,17 @@ def _weight_gradient_kernel(
     dy_ptr, x_ptr, partial_ptr, members, images, positions, tiles, splits,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, OUT_HEIGHT: tl.constexpr,
     OUT_WIDTH: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BLOCKS: tl.constexpr,
-    BIASED: tl.constexpr, OUT_BLOCK: tl.constexpr, POSITIONS: tl.constexpr, ROWS: tl.constexpr, STACKED: tl.constexpr,
-    BIG: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
+    BIASED: tl.constexpr, OUT_BLOCK: tl.constexpr, ACROSS: tl.constexpr, POSITIONS: tl.constexpr, ROWS: tl.constexpr,
+    STACKED: tl.constexpr, BIG: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous(EARLY)
     member = tl.program_id(0) % members
     first = tl.program_id(0) // members % BLOCKS * ROWS
-    split = tl.program_id(0) // members // BLOCKS
-    k, out = first + tl.arange(0, ROWS)[None, :], tl.arange(0, OUT_BLOCK)[None, :]
-    ky, kx = k // (CHANNELS * KERNEL), k // CHANNELS % KERNEL
+    split = tl.program_id(0) // members // BLOCKS // ACROSS
+    out = tl.program_id(0) // members // BLOCKS % ACROSS * OUT_BLOCK + tl.arange(0, OUT_BLOCK)[None, :]
+    k = first + tl.arange(0, ROWS)[None, :]
+    tap = first if CHANNELS % ROWS == 0 else k  # in the first case a program has one pixel of the windows
+    ky, kx = tap // (CHANNELS * KERNEL), tap // CHANNELS % KERNEL
     sums = tl.zeros([ROWS, OUT_BLOCK], tl.float32)
     for tile in tl.range(split, tiles, splits, num_stages=STAGES):
         position = tile * POSITIONS + tl.arange(0, POSITIONS)[:, None]
@@ -363,6 +381,8 @@ def _weight_gradient_kernel(
         dy = tl.load(dy_ptr + at, mask=(position < positions) & (out < OUT), other=0.0)
         sums = tl.dot(windows.trans(), dy, sums, input_precision="ieee")
     width = KERNEL * KERNEL * CHANNELS + BIASED
+    if BIG:
+        split = split.to(tl.int64)
     k = first + tl.arange(0, ROWS)[:, None]
     to = ((split * members + member) * OUT + out) * width + k
     tl.store(partial_ptr + to, sums, mask=(k < width) & (out < OUT))
