@@ -116,6 +116,24 @@ def is_plain(*tensors: Any) -> bool:
     return True
 
 
+def wanted_gradients(node: Any, tensors: int) -> list[bool]:
+    """Return which gradients of a Function's first inputs, all tensors, the backward pass under way asks for.
+
+    `ctx.needs_input_grad` says which inputs require gradients; `torch.autograd.grad` asks for few of them.
+    """
+    sources = (source for source, _ in node.next_functions)
+    return [
+        needs and _is_wanted(source) for needs, source in zip(node.needs_input_grad[:tensors], sources, strict=False)
+    ]
+
+
+def _is_wanted(source: Any) -> bool:
+    try:
+        return bool(torch._C._will_engine_execute_node(source))
+    except RuntimeError:  # for a leaf that torch.autograd.grad was asked for
+        return True
+
+
 def is_strided(tensor: Any) -> bool:
     """Return whether this is an ordinary tensor with strides: neither a subclass nor sparse nor nested."""
     return type(tensor) in ORDINARY and tensor.layout is torch.strided and not tensor.is_nested

@@ -191,9 +191,10 @@ def levels(
     bases: tuple[Base, ...], order: int, count: int, translator: Translator, factored: bool = True
 ) -> list[tuple[list[str], list[float]]]:
     """Return the statements that compute derivatives of the bases of `count` orders: y0, y1, ..., then s0, s1, ...,
-    then b0, b1, ... Beside them are constant factors that the statements leave out, unless `factored` is false."""
+    then b0, b1, ..., then as `derivative_name` says. Beside them are constant factors that the statements leave out,
+    unless `factored` is false."""
     found: list[tuple[list[str], list[float]]] = []
-    for level, letter in zip(range(order, order + count), "ysb", strict=False):
+    for level in range(order, order + count):
         factors: list[float] = []
         for i, base in enumerate(bases):
             if base.formula is None:
@@ -203,11 +204,16 @@ def levels(
             whole = ast.parse(text, mode="eval").body
             factor, rest = _factor(whole) if factored else (1.0, whole)
             translator.value = f"y{i}"
-            translator.assign(f"{letter}{i}", rest)
+            translator.assign(derivative_name(level - order, i), rest)
             factors.append(factor)
         found.append((translator.lines, factors))
         translator.lines = []
     return found
+
+
+def derivative_name(order: int, base: int) -> str:
+    """Return the name of a derivative of a base in the text of kernels."""
+    return f"{'ysb'[order] if order < 3 else f'd{order}_'}{base}"
 
 
 def _factor(expression: ast.expr) -> tuple[float, ast.expr]:

@@ -24,6 +24,7 @@ from hullo.modules import keep_float32
 from hullo.optimizer_hook import watch
 from hullo.parametrizations import BuiltInParametrization, evaluate, get_parametrization
 from hullo.population import kernels
+from hullo.population.kernels.kinds import Kinds
 from hullo.population.regroup import join_members, split_members
 from hullo.population.sites import Activation, Call, Site
 from hullo.population.values import Value
@@ -258,6 +259,7 @@ class Activations(nn.Module):
         columns = [self.bases.index(item) for item in bases]
         members, at, rows_at = (torch.tensor(item, device=self.raw.device) for item in (indices, columns, rows))
         function: Callable[[Value], Value] | None = None
+        is_scaled = any(item.scales is not None for item in used)
         if used[0].function is not None:
             function = functools.partial(site.call, indices[0])
         elif not fused and len(bases) == 1 and all(item.is_base for item in used):
@@ -271,7 +273,8 @@ class Activations(nn.Module):
             None if bases == self.bases else at,
             rows_at,
             function=function,
-            is_scaled=any(item.scales is not None for item in used),
+            is_scaled=is_scaled,
+            kinds=_read_kinds(bases, used, self.raw.device) if fused and groups == 1 and not is_scaled else None,
         )
 
     @property
@@ -344,6 +347,10 @@ class Activations(nn.Module):
         """Return the activations of the members of one call, at their values."""
         if call.function is not None:
             return call.function(x)
+        if call.kinds is not None:
+            made = _combine_kinds(call, coefficients, x)
+            if made is not None:
+                return made
         dim = 0 if x.dim is None else x.dim
         if call.groups > 1:  # members beside the channels: each member's channels are contiguous
             dim = call.channel_dim % len(x.shape)
@@ -421,6 +428,16 @@ _CHEAP = frozenset({"identity", "relu"})
 """Bases that take less time than copying the members that use them."""
 
 
+def _read_kinds(bases: tuple[Base, ...], used: Sequence[Activation], device: torch.device) -> Kinds | None:
+    """Return which bases each member uses; None if they use the same, or one at most takes time."""
+    kinds = [(tuple(i for i, base in enumerate(bases) if base in item.bases), item.is_learned) for item in used]
+    distinct = list(dict.fromkeys(kinds))
+    if len({own for own, _ in distinct}) == 1 or sum(base.name not in _CHEAP for base in bases) < 2:
+        return None
+    numbers = torch.tensor([distinct.index(kind) for kind in kinds], dtype=torch.int32, device=device)
+    return Kinds(tuple(distinct), numbers)
+
+
 def _partition(site: Site, fused: bool) -> list[list[int]]:
     """Return groups of members that are computed in one call.
 
@@ -448,3 +465,24 @@ def _is_finite_everywhere(item: Base) -> bool:
 
 def _call_base(base: Base, x: Value) -> Value:
     return Value(base.function(x.tensor), x.dim)
+
+
+def _combine_kinds(call: Call, coefficients: Tensor, x: Value) -> Value | None:
+    """Return the activations of members of several kinds, by one kernel; None if no view of their values is as even as
+    it takes them."""
+    y = x.at(0, len(call.members))
+    order = sorted(range(y.dim()), key=y.stride, reverse=True)
+    each = y.numel() // len(call.members)
+    columns = math.gcd(each, 128)
+    if order[0] != 0 or not y.permute(order).is_contiguous() or columns < _LEAST_COLUMNS or not each:
+        return None
+    from hullo.population.kernels.bias_act import combine_biased
+
+    rows = y.permute(order).view(len(call.members), each // columns, columns)
+    made = combine_biased(rows, None, coefficients, call.bases, call.kinds)
+    back = sorted(range(y.dim()), key=order.__getitem__)
+    return Value(made.view([y.shape[dim] for dim in order]).permute(back), 0)
+
+
+_LEAST_COLUMNS = 16
+"""The least columns that a tile of the kernel for features has."""

@@ -263,7 +263,7 @@ def _find_linear(site: fx.Node, sites: Sites) -> Fusion | None:
         from hullo.population.kernels.bias_act import combine_biased
 
         product, bias = _product(get, layer, context)
-        y = combine_biased(product, bias, rows, act.bases)
+        y = combine_biased(product, bias, rows, act.bases, act.kinds)
         return (Value(y.view(context.members, *site.meta["val"].shape), 0),)
 
     return _make(site, [layer], act, compute)

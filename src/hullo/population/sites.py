@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from hullo.bases import Base, get_base
 from hullo.modules import Hull
 from hullo.parametrizations import BuiltInParametrization, get_parametrization
+from hullo.population.kernels.kinds import Kinds
 from hullo.population.values import Value
 from hullo.recognition.probe import read_module
 from hullo.surgery.summary import KEPT
@@ -128,6 +129,7 @@ class Call:
         coefficients: those of a function that is not in the table.
         function: what computes the members' values instead: one base as it is, or the module of one member.
         is_scaled: whether a member has inner scales.
+        kinds: which bases each member uses, where it differs and they cost time.
     """
 
     bases: tuple[Base, ...]
@@ -140,6 +142,7 @@ class Call:
     coefficients: tuple[float, ...] = ()
     function: Callable[[Value], Value] | None = None
     is_scaled: bool = False
+    kinds: Kinds | None = None
 
     def select(self, rows: Tensor) -> Tensor:
         """Return the columns of the bases from rows of the table."""

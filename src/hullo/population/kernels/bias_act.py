@@ -1,176 +1,270 @@
-"""Bias and activation after the products of a population's linear layers, in one pass forward and one backward.
+"""Bias and activation after the products of a population's linear layers, and their derivatives of every order.
 
-    y = combine(x + bias, rows, bases)
+    y = F(z),    z = x + bias,    F = combine(., rows, bases)
 
-for features (members, rows, columns), each member with its own bias and coefficients. Only x is kept. A program takes
-COLUMNS of a member, ROWS of its rows at a time, and keeps the sums for the gradients in registers;
-:func:`hullo.population.kernels.linear.column_sums` adds up those of several programs in a fixed order.
+for features (members, rows, columns), each member with its own bias and coefficients. One pass forward, one backward;
+only x is kept. A derivative of a derivative is one pass, too: all are sums of products of F^(n)(z) and tensors (see
+:mod:`hullo.population.kernels.terms`), and a kernel computes those that a pass asks for, from z. A program takes
+COLUMNS of a member, ROWS of its rows at a time, and keeps the sums for the gradients of biases and coefficients in
+registers; :func:`hullo.population.kernels.linear.column_sums` adds up those of several programs in a fixed order.
 """
 
 # mypy: disable-error-code="no-untyped-call"
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 import triton  # type: ignore[import-untyped]
 from torch import Tensor
 
+from hullo._compat import wanted_gradients
 from hullo.bases import Base
-from hullo.functional import backward
-from hullo.kernels import CombineSpec
-from hullo.kernels.codegen import fill, formulas
-from hullo.kernels.triton import build
-from hullo.parametrizations import get_parametrization
+from hullo.kernels.codegen import Translator, derivative_name, fill, levels
 from hullo.population.kernels import processors
+from hullo.population.kernels.kinds import Kind, Kinds, build_branches, kinds_of
 from hullo.population.kernels.linear import column_sums
+from hullo.population.kernels.terms import Sum, contract, derive, highest_order
 
 SIZE, LEAST_TILES, PROGRAMS = 2048, 4, 32
-"""Entries of a tile; in the backward pass, the tiles of a program and the programs for each multiprocessor."""
+"""Entries of a tile; in passes that add up, the tiles of a program and the programs for each multiprocessor."""
 
 
-def combine_biased(x: Tensor, bias: Tensor | None, rows: Tensor, bases: tuple[Base, ...]) -> Tensor:
-    """Return the activation of x + bias.
+def combine_biased(
+    x: Tensor, bias: Tensor | None, rows: Tensor, bases: tuple[Base, ...], kinds: Kinds | None = None
+) -> Tensor:
+    """Return the activation of x + bias, which can be differentiated any number of times.
 
     Args:
         x: features, (members, rows, columns).
         bias: (members, columns); None adds nothing.
         rows: coefficients, N for all members or a row of N for each.
         bases: the N base functions; each has a formula.
+        kinds: which bases each member uses; None is all. Other coefficients have no effect, and those of
+            kinds that learn none have a gradient of zero.
     """
     if x.dim() != 3 or rows.shape not in ((len(bases),), (len(x), len(bases))):
         raise ValueError(
             f"features of shape {tuple(x.shape)} and coefficients of shape {tuple(rows.shape)}; give "
             f"(members, rows, columns) and ({len(bases)},) or (members, {len(bases)})"
         )
-    y: Tensor = _CombineBiased.apply(x, bias, rows, bases)
+    call = _Call(bases, kinds, bias is not None, (_VALUE,))
+    y: Tensor = _Combine.apply(x, rows, *(() if bias is None else (bias,)), call)[0]
     return y
 
 
-class _CombineBiased(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor | None, rows: Tensor, bases: tuple[Base, ...]) -> Tensor:
-        x, rows, bias = x.contiguous(), rows.contiguous(), None if bias is None else bias.contiguous()
-        ctx.save_for_backward(x, bias, rows)
-        ctx.bases = bases
-        y = torch.empty_like(x)
-        constants = _constants(x, bias, rows)
-        grid = (triton.cdiv(x.shape[2], constants["COLUMNS"]), triton.cdiv(x.shape[1], constants["ROWS"]), len(x))
-        with torch.cuda.device_of(x):
-            _kernels(bases, x.dtype)["forward"][grid](
-                x, x if bias is None else bias, rows, y, x.shape[1], x.shape[2], **constants
-            )
-        return y
+_VALUE: Sum = ((0, ()),)
+
+
+class _Call(NamedTuple):
+    """Hold what a call computes besides tensors: sums over F^(n)(z) and the tensors after x, rows and bias."""
+
+    bases: tuple[Base, ...]
+    kinds: Kinds | None
+    has_bias: bool
+    sums: tuple[Sum, ...]
+
+
+class _Combine(torch.autograd.Function):
+    """Compute sums over derivatives. Their gradients are sums of the same form."""
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, bias, rows = ctx.saved_tensors
-        if torch.is_grad_enabled():  # the gradients are differentiated, too, by kernels of their own
-            spec = CombineSpec(ctx.bases, get_parametrization("given"), channel_dim=0)
-            dx, of_rows = backward(gradient, x if bias is None else x + bias.unsqueeze(1), rows, spec, "triton")
-            return dx, None if bias is None else dx.sum(1), of_rows if ctx.needs_input_grad[2] else None, None
-        members, height, columns = x.shape
-        constants = _constants(x, bias, rows)
-        tiles, lanes = triton.cdiv(height, constants["ROWS"]), triton.cdiv(columns, constants["COLUMNS"])
-        splits = max(1, min(tiles // LEAST_TILES, PROGRAMS * processors(x) // (lanes * members)))
-        learned = ctx.needs_input_grad[2]
-        parts = 1 + learned * len(ctx.bases)
-        last = splits == parts == 1  # what is written are the sums themselves
+    def forward(ctx: Any, x: Tensor, rows: Tensor, *given: Any) -> tuple[Tensor, ...]:
+        *others, call = given
+        tensors = [item.contiguous() for item in (x, rows, *others)]
+        ctx.save_for_backward(*tensors)
+        ctx.set_materialize_grads(False)
+        ctx.call = call
+        outputs, _, _ = _compute(call, tensors)
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        call, saved = ctx.call, ctx.saved_tensors
+        wants_x, wants_rows, *wants = wanted_gradients(ctx, len(saved))
+        wants_bias = call.has_bias and wants.pop(0)
+        count, above = len(wants), [item.contiguous() for item in gradients if item is not None]
+        numbers = iter(range(count, count + len(above)))
+        total = contract(call.sums, [None if item is None else next(numbers) for item in gradients])
+        places = [*([None] if wants_x or wants_bias else []), *(j for j in range(count) if wants[j])]
+        again, tensors = call._replace(sums=tuple(derive(total, place) for place in places)), [*saved, *above]
+        if torch.is_grad_enabled():  # the gradients are differentiated, too
+            outputs: Sequence[Tensor] = _Combine.apply(*tensors, again) if places else ()
+            dbias = outputs[0].sum(1) if wants_bias else None
+            drows = _differentiable_drows(call, tensors, total) if wants_rows else None
+        else:
+            outputs, dbias, drows = _compute(again, tensors, wants_bias, total if wants_rows else ())
+        found = dict(zip(places, outputs, strict=True))
+        biases = [dbias if dbias is None else dbias.to(saved[2].dtype)] if call.has_bias else []
+        return found.get(None), drows, *biases, *map(found.get, range(count)), None
+
+
+def _differentiable_drows(call: _Call, tensors: Sequence[Tensor], total: Sum) -> Tensor:
+    """Return the gradient of the coefficients, by a pass for each base."""
+    x, rows, *others = tensors
+    parts = []
+    for i, base in enumerate(call.bases):
+        one = _Call((base,), None, call.has_bias, (total,))
+        part = _Combine.apply(x, rows.new_ones(1), *others, one)[0].float().sum((1, 2))
+        if call.kinds is not None:
+            learns = torch.tensor([learned and i in columns for columns, learned in call.kinds.each], device=x.device)
+            part = part.where(learns[call.kinds.numbers], 0.0)
+        parts.append(part if rows.dim() == 2 else part.sum())
+    return torch.stack(parts, -1).to(rows.dtype)
+
+
+def _compute(
+    call: _Call, tensors: Sequence[Tensor], of_bias: bool = False, of_bases: Sum = ()
+) -> tuple[list[Tensor], Tensor | None, Tensor | None]:
+    """Return the sums of a call, the first of them added up for the bias, and another one, for each base."""
+    x, rows = tensors[:2]
+    bias, factors = (tensors[2], tensors[3:]) if call.has_bias else (None, tensors[2:])
+    members, height, columns = x.shape
+    outputs = [torch.empty_like(x) for _ in call.sums]
+    each = kinds_of(call.kinds, len(call.bases))
+    work = _Work(call.bases, each, len(factors), call.sums, of_bias, of_bases)
+    if not (outputs or work.parts):
+        return outputs, None, None
+    across = min(128, triton.next_power_of_2(columns))
+    size = SIZE if len(factors) + len(outputs) < 4 else SIZE // 2  # more tensors take more registers
+    down = min(size // across, triton.next_power_of_2(height))
+    splits, lanes = triton.cdiv(height, down), triton.cdiv(columns, across)
+    sizes, partial, last = [height, columns], [], False
+    if work.parts:
+        tiles, most = splits, PROGRAMS * processors(x) // (lanes * members)
+        splits = max(1, min(tiles // LEAST_TILES, most))
+        last = splits == work.parts == 1  # what is written are the sums themselves
         dtype = bias.dtype if last and bias is not None else torch.float32
-        dx = torch.empty_like(x)
-        partial = torch.empty(members, splits, parts, columns, dtype=dtype, device=x.device)
-        with torch.cuda.device_of(x):
-            _kernels(ctx.bases, x.dtype)["backward"][(lanes, splits, members)](
-                gradient.contiguous(), x, x if bias is None else bias, rows, dx, partial, height, columns, tiles,
-                PARTS=parts, **constants,
-            )  # fmt: skip
-        if bias is None and not learned:
-            return dx, None, None, None
-        sums = partial.view(parts, members, columns) if last else column_sums(partial, torch.float32)
-        drows = sums[1:].sum(2).mT if learned else None
-        if drows is not None and rows.dim() == 1:
-            drows = drows.sum(0)
-        return dx, None if bias is None else sums[0].to(bias.dtype), drows, None
+        partial = [torch.empty(members, splits, work.parts, columns, dtype=dtype, device=x.device)]
+        sizes.append(tiles)
+    with torch.cuda.device_of(x):
+        _kernel(work, x.dtype)[(lanes, splits, members)](
+            *([] if call.kinds is None else [call.kinds.numbers]), x, x if bias is None else bias, rows, *factors,
+            *outputs, *partial, *sizes, EACH=rows.dim() == 2, BIAS=bias is not None, ROWS=down, COLUMNS=across,
+            num_warps=4,
+        )  # fmt: skip
+    if not work.parts:
+        return outputs, None, None
+    added = partial[0].view(-1, members, columns) if last else column_sums(partial[0], torch.float32)
+    drows = added[of_bias:].sum(2).mT if of_bases else None
+    if drows is not None and rows.dim() == 1:
+        drows = drows.sum(0)
+    return outputs, added[0] if of_bias else None, drows
 
 
-def _constants(x: Tensor, bias: Tensor | None, rows: Tensor) -> dict[str, Any]:
-    columns = min(128, triton.next_power_of_2(x.shape[2]))
-    return {
-        "EACH": rows.dim() == 2,
-        "BIAS": bias is not None,
-        "ROWS": min(SIZE // columns, triton.next_power_of_2(x.shape[1])),
-        "COLUMNS": columns,
-        "num_warps": 4,
-    }
+class _Work(NamedTuple):
+    """Describe a kernel.
+
+    Args:
+        bases: all base functions.
+        kinds: the kinds of members.
+        factors: the number of tensors.
+        sums: of products of derivatives and tensors.
+        of_bias: whether the first sum is added up over rows.
+        of_bases: a sum that is added up over rows for each base in the place of F.
+    """
+
+    bases: tuple[Base, ...]
+    kinds: tuple[Kind, ...]
+    factors: int
+    sums: tuple[Sum, ...]
+    of_bias: bool
+    of_bases: Sum
+
+    @property
+    def parts(self) -> int:
+        """Return how many numbers are added up for each column."""
+        return self.of_bias + len(self.bases) * bool(self.of_bases)
 
 
 @functools.cache
-def _kernels(bases: tuple[Base, ...], dtype: torch.dtype) -> dict[str, Any]:
-    """Return the kernels `forward` and `backward` of a set of bases."""
-    numbers = range(len(bases))
-    values, slopes = formulas(bases)
-    store = "tl.store(to + {0} * columns, tl.sum({1}, axis=0)[None, :].to(partial_ptr.dtype.element_ty), mask=known)"
-    parts = {
+def _kernel(work: _Work, dtype: torch.dtype) -> Any:
+    """Return the kernel of some work."""
+    names = ["x", "bias", "rows", *(f"t{j}" for j in range(work.factors))]
+    names += [*(f"o{k}" for k in range(len(work.sums))), *(["partial"] if work.parts else [])]
+    pointers = ", ".join(f"{name}_ptr" for name in names)
+    texts = [
+        fill(_ADDING if work.parts else _ELEMENTWISE, {"POINTERS": [f"{pointers},"], **_parts(work, own, learns)})
+        for own, learns in work.kinds
+    ]
+    return build_branches(texts, f"biased{work!r} on {dtype}", dtype, "tl.program_id(2)")["combine"]
+
+
+def _parts(work: _Work, own: tuple[int, ...], learns: bool) -> dict[str, list[str]]:
+    """Return the parts of a kernel for members of one kind."""
+    numbers, of_bases = range(len(own)), work.of_bases if learns else ()
+    read = (*work.sums, of_bases)
+    used = sorted({number for terms in read for _, factors in terms for number in factors})
+    bases, highest = tuple(work.bases[i] for i in own), highest_order(read)
+    derivatives = levels(bases, 0, highest + 1, Translator(), factored=False)
+    added = {work.of_bias + column: f"sum{i}" for i, column in enumerate(own) if of_bases}
+    added |= {0: "total"} if work.of_bias else {}
+    return {
         "COLUMNS": _COLUMNS.strip().splitlines()
-        + [f"c{i} = tl.load(rows_ptr + own * {len(bases)} + {i}).to(tl.float32)" for i in numbers],
-        "TILE": _TILE.strip().splitlines(),
-        "VALUES": values,
-        "VALUE": [f"y = {' + '.join(f'c{i} * y{i}' for i in numbers)}"],
-        "SLOPES": slopes,
-        "SLOPE": [f"dx = dy * ({' + '.join(f'c{i} * s{i}' for i in numbers)})"],
-        "ZERO": [f"sum{i} = tl.zeros([ROWS, COLUMNS], tl.float32)" for i in numbers],
-        "ADD": [f"sum{i} += dy * y{i}" for i in numbers],
-        "STORE_BIAS": [store.format(0, "total")],
-        "STORE": [store.format(i + 1, f"sum{i}") for i in numbers],
+        + [f"c{i} = tl.load(rows_ptr + row * {len(work.bases)} + {at}).to(tl.float32)" for i, at in enumerate(own)],
+        "TILE": _TILE.strip().splitlines()
+        + [f"t{j} = tl.load(t{j}_ptr + at, mask=inside, other=0.0).to(tl.float32)" for j in used]
+        + [line for lines, _ in derivatives for line in lines]
+        + [
+            f"f{n} = {' + '.join(f'c{i} * {derivative_name(n, i)}' for i in numbers)}"
+            for n in sorted({n for terms in work.sums for n, _ in terms})
+        ]
+        + [f"o{k} = {_write(terms)}" for k, terms in enumerate(work.sums)]
+        + [f"tl.store(o{k}_ptr + at, o{k}.to(o{k}_ptr.dtype.element_ty), mask=inside)" for k in range(len(work.sums))],
+        "ZERO": [f"{name} = tl.zeros([ROWS, COLUMNS], tl.float32)" for name in added.values()],
+        "ADD": [f"sum{i} += {_write(of_bases, i)}" for i in numbers if of_bases]
+        + ["total += tl.where(inside, o0, 0.0)"] * work.of_bias,
+        "STORE": [f"to = partial_ptr + (member * splits + split) * {work.parts} * columns + column"]
+        + [
+            f"tl.store(to + {part} * columns, {_total(added.get(part))}.to(partial_ptr.dtype.element_ty), mask=known)"
+            for part in range(work.parts)
+        ],
     }
-    label = f"biased({','.join(base.name for base in bases)}) on {dtype}"
-    return build(fill(_TEMPLATE, parts), label, dtype)
 
 
-_TEMPLATE = """
+def _write(terms: Sum, base: int | None = None) -> str:
+    """Return a sum as text; of F, or of one base in its place."""
+    names = [f"f{order}" if base is None else derivative_name(order, base) for order, _ in terms]
+    products = [[*(f"t{j}" for j in factors), name] for name, (_, factors) in zip(names, terms, strict=True)]
+    return " + ".join(" * ".join(product) for product in products)
+
+
+def _total(name: str | None) -> str:
+    return "tl.zeros([1, COLUMNS], tl.float32)" if name is None else f"tl.sum({name}, axis=0)[None, :]"
+
+
+_ELEMENTWISE = """
 @triton.jit
-def forward(
-    x_ptr, bias_ptr, rows_ptr, y_ptr, height, columns,
-    EACH: tl.constexpr, BIAS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+def combine(
+    $POINTERS
+    height, columns, EACH: tl.constexpr, BIAS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):
     $COLUMNS
     tile = tl.program_id(1)
     $TILE
-    $VALUES
-    $VALUE
-    tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=inside)
+"""
 
-
+_ADDING = """
 @triton.jit
-def backward(
-    dy_ptr, x_ptr, bias_ptr, rows_ptr, dx_ptr, partial_ptr, height, columns, tiles,
-    PARTS: tl.constexpr, EACH: tl.constexpr, BIAS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+def combine(
+    $POINTERS
+    height, columns, tiles, EACH: tl.constexpr, BIAS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):
     $COLUMNS
-    total = tl.zeros([ROWS, COLUMNS], tl.float32)
     $ZERO
     split, splits = tl.program_id(1), tl.num_programs(1)
     for tile in range(split, tiles, splits):
         $TILE
-        dy = tl.load(dy_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        $VALUES
-        $SLOPES
-        $SLOPE
-        tl.store(dx_ptr + at, dx.to(dx_ptr.dtype.element_ty), mask=inside)
-        total += tl.where(inside, dx, 0.0)
-        if PARTS > 1:
-            $ADD
-    to = partial_ptr + (member * splits + split) * PARTS * columns + column
-    $STORE_BIAS
-    if PARTS > 1:
-        $STORE
+        $ADD
+    $STORE
 """
 
 # Done once per program: its columns and their numbers.
 _COLUMNS = """
 member = tl.program_id(2).to(tl.int64)
-own = member if EACH else 0
+row = member if EACH else 0
 column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
 known = column < columns
 if BIAS:
@@ -179,9 +273,9 @@ if BIAS:
 
 # Done for each tile.
 _TILE = """
-row = tile * ROWS + tl.arange(0, ROWS)[:, None]
-inside = known & (row < height)
-at = (member * height + row) * columns + column
+down = tile * ROWS + tl.arange(0, ROWS)[:, None]
+inside = known & (down < height)
+at = (member * height + down) * columns + column
 x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
 if BIAS:
     x += bias

@@ -15,6 +15,7 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
+from hullo._compat import wanted_gradients
 from hullo.population.kernels import multiply, processors
 
 
@@ -56,10 +57,16 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weights = ctx.saved_tensors
-        again = torch.is_grad_enabled()  # the gradients are differentiated, too
-        dbias = gradient.sum(1) if again else column_sums(gradient.unsqueeze(2), gradient.dtype)[0]
-        dx = multiply(gradient, weights) if ctx.needs_input_grad[0] else None
-        return dx, multiply(x.mT, gradient).mT, dbias
+        wants_x, wants_weights, wants_bias = wanted_gradients(ctx, 3)
+        dx, dweights, dbias = None, None, None
+        if wants_x:
+            dx = multiply(gradient, weights)
+        if wants_weights:
+            dweights = multiply(x.mT, gradient).mT
+        if wants_bias:
+            again = torch.is_grad_enabled()  # the gradients are differentiated, too
+            dbias = gradient.sum(1) if again else column_sums(gradient.unsqueeze(2), gradient.dtype)[0]
+        return dx, dweights, dbias
 
 
 def _repeat(bias: Tensor, rows: int) -> Tensor:

@@ -1,0 +1,62 @@
+"""Kernels in which a member pays for its own bases alone.
+
+Members of one call may have different activations. Where a program computes values of one member, its kernel is written
+once for each kind of member, and a program takes the branch of its member: no thread waits for another, and a launch
+serves all members. Members of one kind get the kernel without branches.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Kind = tuple[tuple[int, ...], bool]
+"""The places of a member's bases among those of a call, and whether it learns coefficients."""
+
+
+@dataclass(frozen=True, eq=False)
+class Kinds:
+    """Say of which kind each member is.
+
+    Args:
+        each: the kinds.
+        numbers: the number of each member's kind, (members,).
+    """
+
+    each: tuple[Kind, ...]
+    numbers: Tensor
+
+
+def kinds_of(kinds: Kinds | None, bases: int) -> tuple[Kind, ...]:
+    """Return the kinds of members; without a distinction one, with all bases."""
+    return ((tuple(range(bases)), True),) if kinds is None else kinds.each
+
+
+def build_branches(texts: Sequence[str], label: str, dtype: torch.dtype, member: str, **known: Any) -> dict[str, Any]:
+    """Return the kernels of a source, written for each kind of member.
+
+    Of several kinds, the first argument of each kernel is the number of the kind of each member. `member` is the
+    expression for the member of a program, in terms of the kernels' constants.
+    """
+    from hullo.kernels.triton import build
+
+    if len(texts) == 1:
+        return build(texts[0], label, dtype, **known)
+    found = re.findall(r"^def (\w+)\((.*?)\):$", texts[0], re.M | re.S)
+    text = ""
+    for kind, own in enumerate(texts):
+        text += re.sub(rf"\b({'|'.join(name for name, _ in found)})\(", rf"\1_{kind}(", own)
+    for name, signature in found:
+        if "_ptr" not in signature:
+            continue  # a function that kernels call
+        arguments = ", ".join(re.findall(r"(\w+)(?:: tl\.constexpr)?(?:,|$)", signature.strip()))
+        text += (
+            f"\n\n@triton.jit\ndef {name}(kinds_ptr, {signature.strip()}):\n    kind = tl.load(kinds_ptr + {member})\n"
+        )
+        text += "".join(f"    if kind == {kind}:\n        {name}_{kind}({arguments})\n" for kind in range(len(texts)))
+    return build(text, label, dtype, **known)
