@@ -116,7 +116,7 @@ def test_last_record_without_a_newline_is_kept(records: Records) -> None:
     assert records.read() == several(3)
     with records.path.open("ab") as file:
         file.write(b'{"version":99}')
-    with pytest.raises(ValueError, match="line 4: version: 99"):
+    with pytest.raises(ValueError, match=r"line 4: .*version 3"):
         records.add(several(4))
     assert records.path.read_bytes().endswith(b'{"version":99}')
 
@@ -135,12 +135,11 @@ def test_truncated_line_is_described_until_it_is_removed(records: Records) -> No
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (RECORD.line().replace(b'"version":3', b'"version":7'), "version: 7"),
-        (RECORD.line().replace(b'"version":3', b'"version":true'), "version: True"),
-        (b"{}\n", "version: None"),
-        (b'{"version":3,"id":"x"}\n', "spec.network: missing"),
-        (b"nonsense\n", "invalid JSON"),
-        (b"12\n", "version: None"),
+        (RECORD.line().replace(b'"version":3', b'"version":7'), ".*version 3"),
+        (b"{}\n", ".*version 3"),
+        (b'{"version":3,"id":"x"}\n', ".*spec"),
+        (b"nonsense\n", ".*Expecting value"),
+        (b"12\n", ".*version 3"),
         (replace(RECORD, seconds=2.5).line(), "spec: line 1 has another record"),
     ],
 )
@@ -149,7 +148,7 @@ def test_invalid_line_is_rejected_with_its_number(records: Records, line: bytes,
     content = records.path.read_bytes() + line
     records.path.write_bytes(content)
     for attempt in (records.read, lambda: records.add(several(3))):
-        with pytest.raises(ValueError, match=f"records.jsonl, line 2: {message}.*choose another file or directory"):
+        with pytest.raises(ValueError, match=rf"records.jsonl, line 2: {message}.*choose another file or directory"):
             attempt()
     assert records.path.read_bytes() == content
 

@@ -10,24 +10,20 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from hullo.lab.files import atomic_write, locked
-from hullo.lab.spec import schema
 from hullo.lab.spec.environment import Environment
 from hullo.lab.spec.run_spec import MAX_LENGTH, Spec
 
 VERSION = 3
 ACCURACY = "accuracy"
-_KINDS = {"int": schema.integer(), "float": schema.number(0), "str": schema.text()}
-_SPEC, _ENVIRONMENT = (
-    {field.name: _KINDS[str(field.type)] for field in fields(kind) if field.name != "settings"}
-    for kind in (Spec, Environment)
-)
-_RECORDED = {n: _SPEC[n] for n in ("network", "data", "activation", "seed", "epochs")} | {"settings": schema.text()}
+MAX_ERROR = 300
+"""The largest number of characters of an error message about a line."""
 _FLOAT32 = 3.4028235e38
-_FINITE, _ANY = (schema.number(-_FLOAT32, _FLOAT32, null=null) for null in (False, True))
-_EMPTY = schema.items(_ANY, 0)
+_LOSSES = ("train_loss", "test_loss", "val_loss")
+_SCORES = ("test_accuracy", "val_accuracy", "test_top5", "test_metric", "val_metric")
+_KINDS = {"str": str, "int": int, "float": float, "bool": bool, "list": list}
 _OF_METRIC = ("metric", "lower_is_better", "test_metric", "val_metric")
 
 
@@ -106,86 +102,76 @@ class Record:
 
     @classmethod
     def parse(cls, line: bytes) -> Record:
-        """Parse the record of a line; raise a ValueError that names an invalid field."""
-        values = schema.read_json(line)
-        version = values.get("version") if isinstance(values, dict) else None
-        if version != VERSION or type(version) is not int:
-            schema.fail("version", version, f"this hullo reads version {VERSION}")
-        given = values.get("spec", {})
-        is_recorded = isinstance(given, dict) and "settings" in given
-        schema.fields(_RECORDED if is_recorded else _SPEC)(given, "spec")
+        """Parse the record of a line; raise a ValueError that says what is wrong with it."""
         try:
-            spec = Spec(**given)
-        except ValueError as error:
-            raise ValueError(f"spec: {error}") from None
-        schema.fields(_rules(spec, values))(values, "")
-        if values["id"] != spec.id:
-            schema.fail("id", values["id"], f"the id of the spec is {spec.id!r}; the line was edited")
-        del values["version"], values["id"]
-        return cls(**values | {"spec": spec, "environment": Environment(**values["environment"])})
+            values = json.loads(line.decode(), parse_constant=_refuse_constant)
+            if not isinstance(values, dict) or values.pop("version", None) != VERSION:
+                raise ValueError(f"it is not a record of version {VERSION}, which this hullo reads")
+            spec, name = Spec(**values.pop("spec")), values.pop("id")
+            if name != spec.id:
+                raise ValueError(f"the id of its spec is {spec.id!r}; the line was edited")
+            record = cls(**values | {"spec": spec, "environment": Environment(**values["environment"])})
+            record._check()
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+            reason = "".join(filter(str.isprintable, f"{type(error).__name__}: {error}"))
+            raise ValueError(reason[:MAX_ERROR]) from None
+        return record
+
+    def _check(self) -> None:
+        """Raise a ValueError if curves and coefficients do not belong to a run of this spec."""
+        _check_types(self)
+        _check_types(self.environment)
+        row, epochs = self.spec.row, self.spec.epochs
+        ended = re.fullmatch(r"diverged in epoch ([1-9]\d{0,18})", self.ended)
+        if self.ended != "finished" and not (ended and int(ended[1]) <= epochs):
+            raise ValueError(
+                f"ended: {self.ended!r}; must be 'finished' or 'diverged in epoch N', N from 1 to {epochs}"
+            )
+        for name in (*_LOSSES, *_SCORES):
+            curve = getattr(self, name)
+            if curve and (_shape(curve) != (epochs,) or (name in _SCORES and None in curve)):
+                raise ValueError(f"{name}: must be a list of {epochs} numbers, one per epoch")
+        if not self.test_scores and not self.val_scores:
+            raise ValueError(f"test_{self.metric}, val_{self.metric}: one of them must be there")
+        bases = [item.name for item in row.bases] if row.learns else []
+        points = _shape(self.coefficients)
+        if self.bases != bases or (points != (1 + epochs, *points[1:2], len(bases)) if bases else points != (0,)):
+            raise ValueError(
+                f"bases and coefficients: must be those of {row}, before and after each of {epochs} epochs"
+            )
+        per_channel = [_shape(layer) for layer in self.channels]
+        if len(per_channel) != (points[1] if row.per == "channel" else 0) or any(
+            layer[1:] != (len(bases),) for layer in per_channel
+        ):
+            raise ValueError("channels: must be the coefficients of the channels of each layer")
+        if _shape(self.images) not in ((0,), (2,)) or None in self.images:
+            raise ValueError("images: must be the numbers of training and of test images")
 
 
-def _rules(spec: Spec, values: dict[str, Any]) -> dict[str, schema.Rule]:
-    """Return the rules for the fields of a run's record: the lengths of lists, and where null is allowed.
+def _check_types(values: Record | Environment) -> None:
+    """Raise a ValueError if a field is of another type than its annotation."""
+    for item in fields(values):
+        value, kind = getattr(values, item.name), _KINDS.get(str(item.type).partition("[")[0])
+        if kind and type(value) is not kind and not (kind is float and type(value) is int):
+            raise ValueError(f"{item.name}: {value!r}; must be of type {item.type}")
+        if kind in (int, float):
+            _shape(value)  # not infinite
 
-    Numbers are null from the epoch on in which the run diverged, and not before.
-    """
-    row, epochs, ended = spec.row, spec.epochs, values.get("ended")
-    diverged = re.fullmatch(r"diverged in epoch ([1-9]\d{0,18})", ended) if isinstance(ended, str) else None
-    if ended != "finished" and not (diverged and int(diverged[1]) <= epochs):
-        schema.fail("ended", ended, f"must be 'finished' or 'diverged in epoch N', N from 1 to {epochs}")
-    finite = int(diverged[1]) - 1 if diverged else epochs
-    losses = schema.items(_FINITE, epochs, "epochs", later=_ANY, since=finite)
-    accuracies = schema.items(schema.number(0, 100), epochs, "epochs")
-    curves = dict.fromkeys(("train_loss", "test_loss", "val_loss"), losses)
-    curves |= dict.fromkeys(("test_accuracy", "val_accuracy", "test_top5"), accuracies)
-    if spec.settings is None:
-        held_out = spec.val_size > 0 or (spec.is_own_data and bool(values.get("val_accuracy")))
-        tested = not held_out or values.get("test_accuracy") != []  # some runs were evaluated only on held-out images
-        absent = ["val_loss", "val_accuracy"] * (not held_out) + ["test_loss", "test_accuracy"] * (not tested)
-        absent += ["test_top5"] * (not values.get("test_top5"))
-    else:
-        compared = "metric" if "metric" in values else ACCURACY
-        if compared == "metric":
-            scores = schema.items(_FINITE, epochs, "epochs")
-            curves |= dict.fromkeys(("test_accuracy", "val_accuracy", "test_top5"), _EMPTY)
-            curves |= {"test_metric": scores, "val_metric": scores}
-        absent = [name for name in curves if not values.get(name)]
-        if {f"test_{compared}", f"val_{compared}"} <= set(absent):
-            schema.fail(f"test_{compared}", values.get(f"test_{compared}"), f"this or val_{compared} must be logged")
-    bases = [item.name for item in row.bases] if row.learns else []
-    points = values.get("coefficients")
-    layers = len(points[0]) if isinstance(points, list) and points and isinstance(points[0], list) else 1
-    point, later = (
-        schema.items(schema.items(value, len(bases), "base functions"), max(1, layers), "layers")
-        for value in (_FINITE, _ANY)
-    )
-    channels = schema.items(schema.items(_ANY if diverged else _FINITE, len(bases), "base functions"))
-    optional = {
-        "layers": schema.items(schema.text(), layers, "layers"),
-        "metric": schema.text(),
-        "lower_is_better": schema.rule(lambda value: type(value) is bool, "must be true or false"),
-    }
-    return {
-        "version": schema.integer(),
-        "id": schema.text(),
-        "spec": lambda *_: None,  # checked before
-        "ended": schema.text(),
-        **curves,
-        **dict.fromkeys(absent, _EMPTY),
-        "bases": schema.rule(lambda value: value == bases, f"must be {bases}"),
-        "coefficients": schema.items(
-            point, 1 + epochs, "points, one per epoch and one before", later=later, since=1 + finite
-        )
-        if bases
-        else _EMPTY,
-        "members": schema.integer(1, 2**31),
-        "seconds": schema.number(0, 1e10),
-        "environment": schema.fields(_ENVIRONMENT),
-        "channels": schema.items(channels, layers, "layers") if row.per == "channel" else _EMPTY,
-        "images": schema.items(schema.integer(1), 2, "numbers") if values.get("images") else _EMPTY,
-        **{n: rule for n, rule in optional.items() if n in values and (n == "layers" or spec.settings is not None)},
-    }
+
+def _shape(value: Any) -> tuple[int, ...]:
+    """Return the shape of nested lists of numbers, or null for those that are not finite."""
+    if value is None or (type(value) in (int, float) and abs(value) <= _FLOAT32):
+        return ()
+    if not isinstance(value, list):
+        raise ValueError(f"{value!r}: must be a number")
+    inner = {_shape(item) for item in value}
+    if len(inner) > 1:
+        raise ValueError(f"lists differ in length: {value!r}")
+    return (len(value), *(inner.pop() if inner else ()))
+
+
+def _refuse_constant(token: str) -> NoReturn:
+    raise ValueError(f"{token} is not a number")
 
 
 class Records:
@@ -304,7 +290,7 @@ class Records:
 def _is_complete(line: bytes) -> bool:
     """Return whether a line without an end is not truncated: a part of an object is not valid JSON."""
     try:
-        return isinstance(schema.read_json(line), dict)
+        return isinstance(json.loads(line), dict)
     except ValueError:
         return False
 

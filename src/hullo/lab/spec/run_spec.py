@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
@@ -22,7 +23,6 @@ from hullo.lab.spec.recipes import (
     parse_schedule,
     spell_schedule,
 )
-from hullo.lab.spec.schema import MAX_FLOAT
 
 OWN_NETWORK, OWN_DATA = re.compile(r"[\w.-]+:\w+@[0-9a-f]{8}"), re.compile(r"[\w.-]+@[0-9a-f]{8}")
 """Names of the user's own networks and data sets: the name of the file or folder, and eight digits of its hash."""
@@ -99,7 +99,7 @@ class Spec:
                 raise ValueError(f"{name}={value!r}: must be an integer of at least {least} and below 2^63")
         for name in ("lr", "weight_decay", "coefficient_lr_scale"):
             value = getattr(self, name)
-            if type(value) not in (int, float) or not 0 <= value <= MAX_FLOAT:
+            if type(value) not in (int, float) or not 0 <= value <= sys.float_info.max:
                 raise ValueError(f"{name}={value!r}: must be a finite number of at least 0")
             object.__setattr__(self, name, float(value))
         activation = ActivationSpec.parse(self.activation)
