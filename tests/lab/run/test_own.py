@@ -23,13 +23,6 @@ pytestmark = pytest.mark.usefixtures("place")
 
 
 @pytest.mark.filterwarnings("default")
-def test_class_without_test_samples_is_reported_in_a_line() -> None:
-    np.savez("rare.npz", x_train=np.zeros((3, 5)), y_train=range(3), x_test=np.zeros((2, 5)), y_test=range(2))
-    result = invoke("train", "net.py:Mlp", "rare.npz", "--optimizer", "none")
-    assert result.stderr.splitlines()[0].startswith("warning: rare.npz: y_test: no samples of class 2;")
-
-
-@pytest.mark.filterwarnings("default")
 def test_network_that_returns_probabilities_is_warned_of() -> None:
     Path("soft.py").write_text(
         "from torch import nn\n\n\ndef Net(in_channels, num_classes):\n"

@@ -35,22 +35,21 @@ class Dataset:
     val_labels: Tensor | None = None
 
     def __post_init__(self) -> None:
-        for images, labels in ((self.train_images, self.train_labels), *self.eval_sets.values()):
-            is_image = images.dtype == torch.uint8 and images.ndim == 4
-            is_other = images.dtype in (torch.float32, torch.int64) and images.ndim >= 2
-            if not (is_image or is_other) or labels.dtype != torch.int64:
-                raise ValueError(
-                    f"{self.name}: images must be uint8 of shape (count, channels, height, width), other samples "
-                    f"float32 or int64 of shape (count, ...), and labels int64; got {images.dtype} of shape "
-                    f"{tuple(images.shape)} and {labels.dtype}"
-                )
-            if labels.shape != images.shape[:1]:
-                raise ValueError(f"{self.name}: {len(images)} images, but labels of shape {tuple(labels.shape)}")
-            if not len(labels):
-                raise ValueError(f"{self.name}: no images; at least one is required")
+        shape, dtype = self.train_images.shape[1:], self.train_images.dtype
+        if not (dtype == torch.uint8 and len(shape) == 3) and not (dtype in (torch.float32, torch.int64) and shape):
+            raise ValueError(
+                f"{self.name}: images must be uint8 of shape (count, channels, height, width), other samples float32 or "
+                f"int64 of shape (count, ...); got {dtype} of shape {tuple(self.train_images.shape)}"
+            )
+        for name, (images, labels) in {"train": (self.train_images, self.train_labels), **self.eval_sets}.items():
+            if images.shape[1:] != shape or images.dtype != dtype:
+                kinds = [f"{dtype} of shape {tuple(shape)}", f"{images.dtype} of shape {tuple(images.shape[1:])}"]
+                raise ValueError(f"{self.name}: training and {name} samples differ: {' and '.join(kinds)}")
+            if labels.dtype != torch.int64 or labels.shape != images.shape[:1] or not len(labels):
+                raise ValueError(f"{self.name}: {len(images)} {name} samples, but {labels.dtype} labels {labels.shape}")
             low, high = (int(end) for end in labels.aminmax())
             if not 0 <= low <= high < len(self.classes):
-                raise ValueError(f"{self.name}: labels from {low} to {high}, but {len(self.classes)} classes")
+                raise ValueError(f"{self.name}: {name} labels from {low} to {high}, but {len(self.classes)} classes")
 
     @property
     def holds_images(self) -> bool:

@@ -25,7 +25,6 @@ from hullo.modules import HULLS, Hull, LinearHull
 from hullo.surgery import replace_activations, summary
 
 _IMPORTED: set[str] = set()  # modules of files beside users' networks
-SIZES = ("in_channels", "image_size", "num_classes")
 
 
 @dataclass(frozen=True)
@@ -66,15 +65,9 @@ class OwnNetwork:
     def factory(self) -> Callable[..., nn.Module]:
         """Return the class or function, from the content that the file had when it was opened."""
         factory: Callable[..., nn.Module] | None = getattr(self.module, self.attribute, None)
-        if isinstance(factory, nn.Module):
-            raise ValueError(
-                f"{self.attribute} of {self.path.name} is a module; give the class, or a function that returns a "
-                "module, since every seed needs a network of its own"
-            )
-        if not callable(factory):
+        if not callable(factory) or isinstance(factory, nn.Module):
             networks = [name for name, item in vars(self.module).items() if _may_build(item, self.module)]
-            available = f"; available: {', '.join(networks)}" if networks else ""
-            file = self.path.name
+            file, available = self.path.name, f"; available: {', '.join(networks)}" if networks else ""
             reason = f"has no class or function {self.attribute!r}" if self.attribute else f"needs a class: {file}:Net"
             raise ValueError(f"{file} {reason}{available}")
         return factory
@@ -88,20 +81,29 @@ class OwnNetwork:
             seed: seed of the initial weights; the global random state does not change.
             sizes: `in_channels`, `image_size` and `num_classes`.
         """
-        factory = self.factory()
+        factory, name = self.factory(), f"{self.attribute} of {self.path.name}"
         with self.explain(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             given = self._arguments(factory, activation, sizes)
-            network = _call(factory, given)
+            network = factory(**given)
             if not isinstance(network, nn.Module):
-                raise ValueError(
-                    f"{self.attribute} of {self.path.name} returned {type(network).__name__}; must be an nn.Module"
-                )
+                raise ValueError(f"{name} returned {type(network).__name__}; must be an nn.Module")
             if not any(parameter.requires_grad for parameter in network.parameters()):
-                raise ValueError(f"{self.attribute} of {self.path.name} has no parameters that require gradients")
-            self._call_once(network, example)  # lazy layers draw their weights
+                raise ValueError(f"{name} has no parameters that require gradients")
+            modes = {module: module.training for module in network.modules()}
+            with torch.no_grad():
+                network.eval()(example)  # lazy layers draw their weights
+            for module, mode in modes.items():
+                module.training = mode
         if activation.kind != "own" and "activation" not in given:
-            _replace(network, activation, example, self)
+            try:
+                with self.explain():
+                    apply_activation(network, activation, example)
+            except ValueError as error:
+                raise ValueError(
+                    f"cannot replace the activations of {name} by {activation}: {error}; give the network an argument "
+                    "`activation`, or train it as it is with --activation own"
+                ) from error
         return network
 
     def describe_kept(
@@ -111,27 +113,9 @@ class OwnNetwork:
         if activation.kind == "own" or "activation" in inspect.signature(self.factory()).parameters:
             return None
         kept = summary(self.build(activation, example, seed, sizes)).not_replaced
-        reasons = (site.reason or "often a gate or a probability" for site in kept)
-        listed = "; ".join(
-            f"{s.name or 'forward'} ({s.function}): {why}" for s, why in zip(kept[:8], reasons, strict=False)
-        )
-        more = f"; and {len(kept) - 8} more" if len(kept) > 8 else ""
-        return f"not replaced in {self.attribute} of {self.path.name}: {listed}{more}" if kept else None
-
-    @torch.no_grad()
-    def _call_once(self, network: nn.Module, example: Tensor) -> None:
-        """Call the network once: an error in its forward names the line of the user's file."""
-        modes = {module: module.training for module in network.modules()}
-        try:
-            with self.explain():
-                network.eval()(example)
-        except ValueError as error:
-            if example.dtype == torch.int64 and "dtype" in str(error):
-                hint = "the samples are integers and passed as int64, as tokens are; store features as float32"
-                raise ValueError(f"{error}; {hint}") from error
-            raise
-        for module, mode in modes.items():
-            module.training = mode
+        sites = [f"{s.name or 'forward'} ({s.function}): {s.reason or 'often a gate or a probability'}" for s in kept]
+        more = f"; and {len(sites) - 8} more" if len(sites) > 8 else ""
+        return f"not replaced in {self.attribute} of {self.path.name}: {'; '.join(sites[:8])}{more}" if sites else None
 
     def _arguments(
         self, factory: Callable[..., nn.Module], activation: ActivationSpec, sizes: Mapping[str, int]
@@ -140,19 +124,12 @@ class OwnNetwork:
         named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
         given: dict[str, Any] = {name: size for name, size in sizes.items() if name in named and size > 0}
         if "activation" in named and activation.kind != "own":
-            given["activation"] = _function_of_channels(activation)
+            given["activation"] = activation.module
         needed = [p.name for p in parameters if p.default is p.empty and p.name in named and p.name not in given]
-        if "activation" in needed:
-            raise ValueError(f"{self.attribute} needs an activation; give one, as in --activation relu")
-        if "image_size" in needed:
-            raise ValueError(
-                f"{self.attribute} of {self.path.name} needs image_size, but the samples are not square images; use "
-                "in_channels, or write their size into the file"
-            )
         if needed:
             raise ValueError(
-                f"{self.attribute} of {self.path.name} needs {', '.join(needed)}; hullo passes only activation, "
-                f"{', '.join(SIZES)}: give the others a default"
+                f"{self.attribute} of {self.path.name} needs {', '.join(needed)}; hullo passes in_channels, num_classes, "
+                "the image_size of square images, and the activation of --activation relu: give others a default"
             )
         return given
 
@@ -178,10 +155,7 @@ def explain(path: Path, attribute: str) -> Iterator[None]:
         if isinstance(error, ValueError) and (not places or str(path) in str(error)):
             raise
         place = places[-1] if places else f"{attribute} of {path}"
-        text = f"{place}: {type(error).__name__}: {' '.join(str(error).split())}"
-        if isinstance(error, ImportError) and "relative import" in str(error):
-            text += "; write `from blocks import Block` for a file blocks.py beside it"
-        raise ValueError(text) from error
+        raise ValueError(f"{place}: {type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
 def _run(path: Path) -> tuple[ModuleType, list[bytes]]:
@@ -223,41 +197,10 @@ def _files_beside(folder: str) -> dict[str, Path | None]:
     return found
 
 
-def _function_of_channels(spec: ActivationSpec) -> Callable[[int], nn.Module]:
-    def activation(channels: int) -> nn.Module:
-        return spec.module(channels)
-
-    activation.__qualname__ = "activation"  # in error messages
-    return activation
-
-
-def _call(factory: Callable[..., nn.Module], given: dict[str, Any]) -> nn.Module:
-    """Call a factory; an error in its use of `activation` says what that is."""
-    try:
-        return factory(**given)
-    except TypeError as error:
-        if "activation" in given and re.match(r"activation\(\)|attribute name must be string", str(error)):
-            hint = "activation is a function of the number of channels that makes an activation: activation(64)"
-            raise TypeError(f"{error}; {hint}").with_traceback(error.__traceback__) from error
-        raise
-
-
 def _may_build(item: object, module: ModuleType) -> bool:
     """Return whether an object of a file is a class of networks or a function that is defined there."""
     is_factory = isinstance(item, FunctionType) or (isinstance(item, type) and issubclass(item, nn.Module))
     return is_factory and item.__module__ == module.__name__
-
-
-def _replace(network: nn.Module, activation: ActivationSpec, example: Tensor, own: OwnNetwork) -> None:
-    """Replace every activation of a network; an error says how to train it otherwise."""
-    try:
-        with own.explain():
-            apply_activation(network, activation, example)
-    except ValueError as error:
-        raise ValueError(
-            f"cannot replace the activations of {own.attribute} of {own.path.name} by {activation}: {error}; give the "
-            "network an argument `activation`, or train it as it is with --activation own"
-        ) from error
 
 
 def apply_activation(network: nn.Module, activation: ActivationSpec, example: Tensor | None) -> None:
