@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from captured import capture_steps
 from torch import nn
 
 import hullo
@@ -137,7 +138,7 @@ def main(arguments: list[str] | None = None) -> None:
                 for _ in range(2):
                     step()
                 memory[name] = harness.peak_mib(step)
-                (steps[name],) = [step] if network in EAGER else harness.clock.capture(step)
+                (steps[name],) = [step] if network in EAGER else capture_steps(harness.device, step)
         times = harness.compare(steps)
         for name, ratio in ratios(times, next(iter(times))).items():
             ms = 1e3 * times[name].median

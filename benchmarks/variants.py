@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+from captured import capture_steps
 from torch import Tensor
 
 from hullo.lab.bench.harness import Harness, Timing, take_turns
@@ -62,7 +63,7 @@ class Bench(Harness):
         for name, make in makes.items():
             with self.report_failure(f"{part}, {layer}, {name}"):
                 steps_of[name] = make()
-                replays[name] = self.clock.capture(*steps_of[name].values())
+                replays[name] = capture_steps(self.device, *steps_of[name].values())
 
         def once(steps: list[Step], _: int) -> list[float]:
             return self.clock.laps(*steps)

@@ -140,7 +140,8 @@ def test_updates_of_a_parameter_count_from_its_first_gradient(name: str) -> None
 
 def test_one_kernel_updates_groups_as_plain_operations_do(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    start, updated = Population([network(act).float() for act in ACTIVATIONS]), []
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    start, updated = Population([network(act).float() for act in ACTIVATIONS]).to(device), []
     for is_fused in (False, True):
         monkeypatch.setattr(kernels, "support", lambda x, is_fused=is_fused: is_fused)
         population = copy.deepcopy(start)

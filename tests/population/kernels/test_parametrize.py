@@ -7,6 +7,7 @@ import copy
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -70,9 +71,9 @@ def order(layers: Activations) -> Tensor:
     return layers._make_plan(fused=True).order
 
 
-def make(layers: Activations, raw: Tensor) -> tuple[Tensor, ...]:
+def make(layers: Activations, raw: Tensor, plan: Any = None) -> tuple[Tensor, ...]:
     """Return the kernel's coefficients of each call."""
-    plan = layers._make_plan(fused=True)
+    plan = plan or layers._make_plan(fused=True)
     heights = [len(call.rows) for calls in plan.calls for call in calls]
     return parametrize(raw, layers.fixed, layers.codes, plan.order, plan.uses, heights)
 
@@ -237,7 +238,7 @@ def test_frozen_rows_have_coefficients_and_no_gradient() -> None:
     learned = [found for row in EVERY[:3] if (found := Activation.of(ActivationSpec.parse(row).module(1)))]
     layers = Activations([Site("0", [*activations, *learned])], len(activations) + 3, torch.float32).to(DEVICE)
     with torch.no_grad():
-        layers.fixed.copy_(torch.where(layers.codes < 0, torch.rand(layers.fixed.shape), 0.0))
+        layers.fixed.copy_(torch.where(layers.codes < 0, torch.rand(layers.fixed.shape, device=DEVICE), 0.0))
     kept, pulled, _ = check(layers, torch.randn(len(order(layers)), len(layers.bases)))
     assert kept[: len(activations)].any(1).all()
     assert not pulled[: len(activations)].any()
@@ -281,10 +282,10 @@ def test_one_kernel_forward_and_two_backward_for_all_sites_also_in_a_cuda_graph(
     fill(layers, torch.randn(layers.raw.shape))
     gradients = torch.randn(len(order(layers)), len(layers.bases), device=DEVICE).split(len(EVERY))
     gradients = [gradient.clone() for gradient in gradients]
-    raw = layers.raw.detach().requires_grad_()
+    raw, plan = layers.raw.detach().requires_grad_(), layers._make_plan(fused=True)
 
     def passes() -> tuple[Tensor, ...]:
-        kept = make(layers, raw)
+        kept = make(layers, raw, plan)
         return *(rows.detach() for rows in kept), torch.autograd.grad(kept, raw, gradients)[0]
 
     expected = passes()
