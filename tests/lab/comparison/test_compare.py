@@ -23,9 +23,11 @@ from hullo.lab.comparison.decision import Arm
 from hullo.lab.comparison.result import spell_number
 from hullo.lab.comparison.task import make_task
 from hullo.lab.comparison.trial import Setup, Trial
+from hullo.lab.distributed import SINGLE_PROCESS
 from hullo.lab.run.loop import Loop
 from hullo.lab.run.weights import ChosenEpochs
 from hullo.lab.spec.records import Records
+from hullo.population import Population
 
 X = torch.randn(240, 4, generator=torch.Generator().manual_seed(0))
 LABELS, NUMBERS = (X[:, 0] * X[:, 1] > 0).long(), X[:, :1] * X[:, 1:2]
@@ -76,6 +78,10 @@ def test_classification_has_a_table_a_finding_records_and_a_network(tmp_path: Pa
     assert not result.best.training
     records = Records(result.folder / "records.jsonl").read()
     assert {record.spec.conditions["lr"] for record in records} == {"tuned"}
+    result.to_csv(tmp_path / "rows.csv")
+    head, *lines = (tmp_path / "rows.csv").read_text().splitlines()
+    assert head.startswith("candidate,lr,role,validation")
+    assert [line.partition(",")[0] for line in lines] == [row.candidate for row in result.rows]
 
 
 def test_a_finished_comparison_is_not_trained_again_and_gives_the_same(tmp_path: Path) -> None:
@@ -163,6 +169,66 @@ def test_what_a_population_cannot_take_is_trained_one_by_one_and_said(tmp_path: 
     assert records[0].coefficients[-1] != records[0].coefficients[0]
 
 
+class Counting(nn.Linear):
+    """A layer that computes something else in every call, which a trace does not show."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x) / self.calls
+
+
+def test_networks_that_break_the_contract_of_populations_are_trained_one_by_one() -> None:
+    def network() -> nn.Module:
+        return nn.Sequential(Counting(4, 8), nn.ReLU(), nn.Linear(8, 2))
+
+    found, notes = prepare(seeded(network, X), ["tanh"], X, lambda population: population.check(X, in_dims=None))
+    assert [item.group for item in found] == [None, None]
+    assert any("one by one: all networks; member 0 alone differs" in note for note in notes)
+
+
+def test_candidates_that_cannot_share_a_population_get_their_own() -> None:
+    def probe(population: Population) -> None:
+        kinds = {type(population[k][1]) for k in range(len(population))}  # type: ignore[index]
+        if nn.ReLU in kinds and len(kinds) > 1:
+            raise ValueError("of another structure")
+
+    found, notes = prepare(seeded(mlp, X), ["tanh", "hull", "gelu"], X, probe)
+    assert [item.group for item in found] == [0, 1, 1, 1]
+    assert "in 2 populations, since their structures differ: as it is; tanh, hull, gelu" in notes[0]
+
+
+def test_a_loader_with_a_generator_of_its_own_has_the_same_order_for_all() -> None:
+    loader = DataLoader(TensorDataset(X, LABELS), batch_size=40, shuffle=True, generator=torch.Generator())
+    stream = read_data(loader, loader, loader).loader(torch.device("cpu"))
+    first, second, other = ([x for _, (x, _) in stream.batches(X, epoch, 1, 0, SINGLE_PROCESS)] for epoch in (0, 0, 1))
+    assert torch.cat(first).equal(torch.cat(second))
+    assert not torch.cat(first).equal(torch.cat(other))
+
+
+def test_memory_that_runs_out_halves_the_networks_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make = Trial.__init__
+
+    def fail(self: Trial, arms: Any, *args: Any) -> None:
+        if len(arms) > 3:
+            raise torch.OutOfMemoryError
+        make(self, arms, *args)
+
+    monkeypatch.setattr(Trial, "__init__", fail)
+    result = compare(mlp, (X, LABELS), output=tmp_path, **FAST | {"candidates": ["tanh"]})
+    assert 1 < max(record.members for record in result.store.records.values()) <= 3
+    assert result.verdict is not None
+
+
+def test_probabilities_are_said_to_be_no_logits(tmp_path: Path) -> None:
+    def network() -> nn.Module:
+        return nn.Sequential(*mlp(), nn.Softmax(-1))
+
+    result = compare(network, (X, LABELS), output=tmp_path, **FAST | {"candidates": ["tanh"]})
+    assert "remove the softmax" in str(result)
+
+
 def test_what_the_network_has_already_is_left_out(tmp_path: Path) -> None:
     result = compare(mlp, (X, LABELS), output=tmp_path, **FAST | {"candidates": ["relu", "tanh", "tanh"]})
     assert [row.candidate for row in result.rows if row.candidate != "as it is"] == ["tanh"]
@@ -187,7 +253,9 @@ def test_seeds_fix_weights_and_order_and_one_by_one_is_as_in_a_population() -> N
     data = read_data((X, LABELS), None, None)
     assert data.first is not None
     inputs, targets = data.first
-    found, _ = prepare(seeded(mlp, inputs), ["tanh", "hull"], inputs)
+    found, _ = prepare(
+        seeded(mlp, inputs), ["tanh", "hull"], inputs, lambda population: population.check(inputs, in_dims=None)
+    )
     loader, task = data.loader(torch.device("cpu")), make_task(targets, None, None)
 
     def curves(names: list[str], seeds: list[int], **changes: Any) -> Tensor:
@@ -206,7 +274,7 @@ def test_seeds_fix_weights_and_order_and_one_by_one_is_as_in_a_population() -> N
     assert (together[:, 0] - together[:, 1]).abs().min() > 1e-4
     assert (together[:, 0] - together[:, 3]).abs().max() < 0.05  # it starts as the ReLU
     for k, name in ((0, "own"), (3, hull)):
-        torch.testing.assert_close(curves([name], [0], is_alone=True)[:, 0], together[:, k], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(curves([name], [0], group=None)[:, 0], together[:, k], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("network", [mlp, Branching])
@@ -276,6 +344,10 @@ def test_runs_that_diverge_are_counted_and_do_not_stop_others(tmp_path: Path) ->
         ({"train": (X, NUMBERS), "loss": "cross_entropy"}, "need classes"),
         ({"train": (X, NUMBERS)}, "do not fit"),
         ({"network": lambda: nn.Sequential(nn.Flatten(), nn.ReLU())}, "no parameters"),
+        ({"train": (X, LABELS + 1)}, "targets are 1 to 2"),
+        ({"train": (X, 0 * LABELS)}, "at least two classes"),
+        ({"train": (X.where(X < 2, torch.nan), LABELS)}, "not finite"),
+        ({"train": (X, LABELS.numpy().astype(str))}, "number classes"),
     ],
 )
 def test_errors_say_what_is_valid(changes: dict[str, Any], words: str, tmp_path: Path) -> None:

@@ -130,18 +130,14 @@ def measure_costs(networks: Sequence[nn.Module], inputs: Tensor, loss: Callable[
         loss(network(inputs)).backward()  # type: ignore[no-untyped-call]
         return now(inputs.device) - started
 
-    memory = [_measure_memory(network.to(inputs.device).train(), step, inputs.device) for network in networks]
+    memory = [_measure_memory(network.to(inputs.device).train(), step) for network in networks]
     rounds = [[step(network) for network in networks] for _ in range(REPEATS)]
     return [StepCost(min(own), held) for own, held in zip(zip(*rounds, strict=True), memory, strict=True)]
 
 
-def _measure_memory(network: nn.Module, step: Callable[[nn.Module], object], device: torch.device) -> int:
-    """Return the peak memory of a step on a GPU; on a CPU, parameters and what the backward pass needs."""
+def _measure_memory(network: nn.Module, step: Callable[[nn.Module], object]) -> int:
+    """Return the bytes of the parameters and of what the backward pass needs."""
     step(network)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        step(network)
-        return int(torch.cuda.max_memory_allocated(device))
     held: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ AS_IT_IS = "as it is"
 HULL = "hull"
 """The name of the learned hull that starts as what it replaces, until that is known."""
 DEFAULT = ("relu", "gelu", "silu", "prelu", HULL, "affine(identity,relu,tanh)")
+Probe = Callable[[Population], object]
 COEFFICIENT_LR_SCALE = 10.0
 """The recommended learning rate of coefficients, as a multiple of that of the weights."""
 
@@ -39,8 +40,7 @@ class Candidate:
         make: builds the network from a seed.
         edit: replaces its activations, given example inputs; None for the network as it is.
         scale: learning rate of the coefficients, as a multiple of that of the weights.
-        group: candidates of one group can be in one population.
-        is_alone: whether no population can take the network.
+        group: candidates of one group can be in one population; None if no population can take the network.
     """
 
     name: str
@@ -48,8 +48,7 @@ class Candidate:
     make: Callable[[int], nn.Module]
     edit: Callable[[nn.Module, Tensor | None], object] | None = None
     scale: float = 1.0
-    group: str = ""
-    is_alone: bool = False
+    group: int | None = 0
 
     def build(self, seed: int, example: Tensor | None) -> nn.Module:
         """Return the network, initialized from a seed; the weights are the same for all candidates."""
@@ -70,9 +69,9 @@ class Candidate:
 
 
 def prepare(
-    make: Callable[[int], nn.Module], given: Sequence[Any], example: Tensor | None
+    make: Callable[[int], nn.Module], given: Sequence[Any], example: Tensor | None, probe: Probe
 ) -> tuple[list[Candidate], list[str]]:
-    """Return the candidates, the network as it is first, and notes on those that are left out.
+    """Return the candidates, the network as it is first, and notes on those that are left out or trained apart.
 
     Candidates that cannot be applied, and fixed ones that the network has already, are left out.
 
@@ -80,6 +79,7 @@ def prepare(
         make: builds the user's network from a seed.
         given: names and spellings of activations, and functions of a :class:`hullo.surgery.Site` that return a hull.
         example: some inputs.
+        probe: runs a population; raises an exception if it does not compute what its members do.
     """
     original = Candidate(ORIGINAL, AS_IT_IS, make)
     network = original.build(0, example)
@@ -109,7 +109,7 @@ def prepare(
     if len(found) == 1:
         reasons = dict.fromkeys(note.partition(" is left out: ")[2] for note in notes)
         raise ValueError(f"no candidate is left to compare with the network as it is: {'; '.join(reasons)}")
-    return _group(list(found.values()), example, notes), notes
+    return _group(list(found.values()), example, probe, notes), notes
 
 
 def seeded(factory: Callable[[], nn.Module], example: Tensor | None) -> Callable[[int], nn.Module]:
@@ -171,31 +171,36 @@ def _agree(one: nn.Module, two: nn.Module, example: Tensor | None) -> bool:
     return isinstance(first, Tensor) and torch.allclose(first, second, rtol=1e-4, atol=1e-6)
 
 
-def _group(candidates: list[Candidate], example: Tensor | None, notes: list[str]) -> list[Candidate]:
-    """Return candidates with their groups: one for all, or the original apart."""
-    if not _why_alone(candidates, example):
+def _group(candidates: list[Candidate], example: Tensor | None, probe: Probe, notes: list[str]) -> list[Candidate]:
+    """Return candidates with their groups: one for all if possible, else as few as come up in their order."""
+    if not _why_apart(candidates, example, probe):
         return candidates
-    found: list[Candidate] = []
-    alone: dict[str, list[str]] = {}
-    for group, part in ((ORIGINAL, candidates[:1]), ("", candidates[1:])):
-        if reason := _why_alone(part, example):
-            alone.setdefault(reason, []).extend(item.label for item in part)
-        found += [replace(item, group=group, is_alone=bool(reason)) for item in part]
-    for reason, labels in alone.items():
-        who = "all networks" if len(labels) == len(candidates) else ", ".join(labels)
-        notes.append(f"trained one by one: {who}; {reason}")
+    groups: list[list[Candidate]] = []
+    alone, reasons, found = [], [], []
+    for item in candidates:
+        if reason := _why_apart([item], example, probe):
+            alone.append(item.label)
+            reasons.append(reason)
+            found.append(replace(item, group=None))
+            continue
+        fitting = (i for i, group in enumerate(groups) if not _why_apart([*group, item], example, probe))
+        number = next(fitting, len(groups))
+        groups[number:] = groups[number:] or [[]]
+        groups[number].append(item)
+        found.append(replace(item, group=number))
+    if len(groups) > 1:
+        parts = (", ".join(item.label for item in group) for group in groups)
+        notes.append(f"trained in {len(groups)} populations, since their structures differ: {'; '.join(parts)}")
+    if alone:
+        who = "all networks" if len(alone) == len(candidates) else ", ".join(alone)
+        notes.append(f"trained one by one: {who}; {reasons[0]}")
     return found
 
 
-def _why_alone(candidates: Sequence[Candidate], example: Tensor | None) -> str:
-    """Return why a population cannot take networks; an empty string if it can."""
+def _why_apart(candidates: Sequence[Candidate], example: Tensor | None, probe: Probe) -> str:
+    """Return why no population can take these networks together; an empty string if one can."""
     try:
-        population = Population([item.build(seed, example) for seed, item in enumerate(candidates)])
-        if example is None:  # a step of the user's runs it
-            return ""
-        population.train()(example, in_dims=None).float().square().sum().backward()
-        with torch.no_grad():
-            population.eval()(example, in_dims=None)
+        probe(Population([item.build(seed, example) for seed, item in enumerate(candidates)]))
     except Exception as error:
         if is_out_of_memory(error):
             raise

@@ -18,12 +18,14 @@ from hullo.lab.comparison.engine import CPU_MEMBERS, GPU_MEMBERS, Engine
 from hullo.lab.comparison.procedure import Procedure
 from hullo.lab.comparison.result import Result
 from hullo.lab.comparison.store import Store
-from hullo.lab.comparison.task import Loss, Task, make_task
+from hullo.lab.comparison.task import Loss, make_task
 from hullo.lab.comparison.trial import OPTIMIZERS, Setup, Step
 from hullo.lab.files import checksum
 from hullo.lab.progress import PipeConsole, Progress
+from hullo.lab.run.training import PROBABILITIES, are_probabilities
 from hullo.lab.signals import stop_request
 from hullo.lab.spec.environment import choose_device, device_name, environment
+from hullo.population import Population
 
 RATES = {"sgd": (0.01, 0.03, 0.1)}
 ADAM_RATES = (3e-4, 1e-3, 3e-3)
@@ -79,10 +81,10 @@ def compare(
         weight_decay: of weights; biases, norms and coefficients have none.
         lr: a grid of learning rates, from which each candidate gets its own.
         epochs: of every run; by default as many as fit, at most 20.
-        batch_size: samples per batch.
+        batch_size: samples per batch; a DataLoader has its own.
         seeds: the largest number of fresh seeds for the confirmation; by default as many as fit.
-        step: for everything else: a function of a population and a batch that returns a loss for each member. The
-            metric is then the loss.
+        step: for everything else: a function of a population and a batch of the DataLoader that returns a loss for
+            each member, without reading tensors on the host. The metric is then the loss.
         device: "cpu", "cuda" or "cuda:N"; by default a GPU if there is one.
         precision: "float32", or "bfloat16" for mixed precision.
         output: directory for records and weights.
@@ -104,6 +106,7 @@ def compare(
         raise ValueError(f"minutes={minutes}: must be above 0")
     if worth is not None and not 0 < worth < float("inf"):
         raise ValueError(f"worth={worth}: must be above 0, in units of the metric, as in 0.3 for points of accuracy")
+    optimizer = optimizer.lower()  # "AdamW", as PyTorch spells it
     for what, value, valid in (("optimizer", optimizer, OPTIMIZERS), ("precision", precision, ("float32", "bfloat16"))):
         if value not in valid:
             raise ValueError(f"unknown {what} {value!r}; available: {', '.join(valid)}")
@@ -118,21 +121,18 @@ def compare(
             raise ValueError("batches are not pairs of inputs and targets; give a step of your own")
         options: dict[str, Any] = {"higher_is_better": higher_is_better, "scale": data.scale, "target": data.target}
         task = make_task(targets, loss, "loss" if step else metric, **options)
-        make = seeded(network, inputs)
-        fingerprint = _check(make(0), task, inputs, targets)
-        found, notes = prepare(make, candidates, inputs)
-        rates, chosen = _read_rates(lr, optimizer), choose_device(device)
-        setup = Setup(
-            {item.name: item for item in found},
-            data.loader(chosen),
-            task,
-            inputs,
-            step,
-            batch_size,
-            optimizer,
-            weight_decay,
-            precision,
-        )
+        make, rates, chosen = seeded(network, inputs), _read_rates(lr, optimizer), choose_device(device)
+        outputs, fingerprint = _call(make(0), inputs)
+        if inputs is not None and targets is not None:
+            task.check_classes(outputs, data.targets)
+            task.check(outputs, targets[: len(inputs)].cpu())
+        loader = data.loader(chosen)
+        found, notes = prepare(make, candidates, inputs, lambda population: _probe(population, loader, inputs, step))
+        if task.has_classes and are_probabilities(outputs):
+            notes.insert(0, f"the network returns {PROBABILITIES}")
+        batch_size = data.batch_size or batch_size
+        by_name = {item.name: item for item in found}
+        setup = Setup(by_name, loader, task, inputs, step, batch_size, optimizer, weight_decay, precision)
         names = (_spell_name(getattr(network, "__name__", type(network).__name__)), data.name)
         described = (*names, data.fingerprint(), fingerprint, *setup.candidates)
         trained = (getattr(loss, "__name__", loss), epochs, rates, batch_size, optimizer, weight_decay, precision)
@@ -148,15 +148,23 @@ def compare(
         return Procedure(engine, rates, epochs, seeds, worth, data.split, notes).run()
 
 
-def _check(network: nn.Module, task: Task, inputs: Tensor | None, targets: Tensor | None) -> str:
-    """Run a network once; return a checksum of its initial weights and of what it computes."""
+@torch.no_grad()
+def _call(network: nn.Module, inputs: Tensor | None) -> tuple[Any, str]:
+    """Return the outputs of a network, None without inputs, and a checksum of them and of its initial weights."""
     weights = {name: value.contiguous() for name, value in network.state_dict().items() if isinstance(value, Tensor)}
-    if inputs is None or targets is None:
-        return checksum(weights)
-    with torch.no_grad():
-        outputs = network.eval()(inputs)
-    task.check(outputs, targets[: len(inputs)].cpu())
-    return checksum(weights, f"{outputs.double().abs().sum().item():.4g}")
+    outputs = None if inputs is None else network.eval()(inputs)
+    words = f"{outputs.double().abs().sum().item():.4g}" if isinstance(outputs, Tensor) else ""
+    return outputs, checksum(weights, words)
+
+
+def _probe(population: Population, loader: Any, inputs: Tensor | None, step: Step | None) -> None:
+    """Run a population, and compare it with its members alone; with a step of the user's, only run that."""
+    population.to(loader.device)
+    if inputs is not None:
+        population.check(inputs.to(loader.device), in_dims=None)
+    elif step is not None:
+        losses: Any = step(population, loader.load_eval(*next(loader.eval_batches("val"))))
+        losses.sum().backward()
 
 
 def _read_rates(lr: float | Sequence[float] | None, optimizer: str) -> tuple[float, ...]:

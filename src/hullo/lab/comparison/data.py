@@ -53,6 +53,16 @@ class Data:
         is_pair = isinstance(batch, (tuple, list)) and len(batch) == 2 and all(isinstance(t, Tensor) for t in batch)
         return (as_input(batch[0][:8].cpu()), batch[1]) if is_pair else None
 
+    @property
+    def targets(self) -> list[Tensor]:
+        """Return the targets of all parts; of DataLoaders, none."""
+        return [] if self.is_stream else [part[1] for part in (self.train, self.val, self.test)]
+
+    @property
+    def batch_size(self) -> int | None:
+        """Return the batch size of a DataLoader."""
+        return getattr(self.train, "batch_size", None)
+
     def loader(self, device: torch.device) -> TensorLoader | StreamLoader:
         """Return the loader of the data on a device."""
         return StreamLoader(self, device) if self.is_stream else TensorLoader(self, device)
@@ -70,12 +80,10 @@ class Data:
 def read_data(train: Any, val: Any, test: Any, name: str = "data") -> Data:
     """Return the data of the arguments `train`, `val` and `test`: pairs of tensors or arrays, or DataLoaders."""
     if isinstance(train, DataLoader):
-        for part, given in (("val", val), ("test", test)):
+        for part, given in (("train", train), ("val", val), ("test", test)):
             if not isinstance(given, DataLoader) or not hasattr(given.dataset, "__len__"):
                 kind = "one without a length" if isinstance(given, DataLoader) else type(given).__name__
-                raise ValueError(
-                    f"train is a DataLoader, so {part} must be one of a data set with a length; got {kind}"
-                )
+                raise ValueError(f"train is a DataLoader; {part} must be one of a data set with a length; got {kind}")
         return Data(name, train, val, test, "as given")
     pair, said = _read_pair(train, "train"), []
     parts = {"test": test, "val": val}
@@ -99,6 +107,10 @@ def _read_pair(given: Any, name: str) -> Pair:
             f"{name} is {type(given).__name__}; give a pair (inputs, targets) of tensors or arrays, or a DataLoader"
         )
     x, y = (_as_tensor(item, f"{name}[{i}]") for i, item in enumerate(given))
+    y = y if y.is_floating_point() else y.long()
+    for what, tensor in (("inputs", x), ("targets", y)):
+        if bad := len(tensor) - int(tensor.reshape(len(tensor), -1).isfinite().all(1).sum()):
+            raise ValueError(f"{bad:,} of {len(tensor):,} {what} of {name} are not finite; remove or fill them")
     if len(x) != len(y) or not len(x):
         raise ValueError(f"{name} has {len(x)} inputs and {len(y)} targets; give as many of both")
     return x, y
@@ -108,11 +120,14 @@ def _as_tensor(given: Any, name: str) -> Tensor:
     try:
         tensor = given.detach() if isinstance(given, Tensor) else torch.from_numpy(np.asarray(given))
     except (TypeError, ValueError):
-        raise ValueError(f"{name} cannot be read as numbers; got {type(given).__name__}") from None
+        raise ValueError(
+            f"{name} cannot be read as numbers; got {type(given).__name__}; number classes, as by "
+            "numpy.unique(names, return_inverse=True)"
+        ) from None
     if tensor.dim() == 0:
         raise ValueError(f"{name} is a single number; give one row per sample")
     if tensor.is_floating_point():
-        return tensor.float() if tensor.dtype == torch.float64 else tensor
+        return tensor.float()
     return tensor if tensor.dtype == torch.uint8 and tensor.dim() > 1 else tensor.long()
 
 
@@ -188,6 +203,8 @@ class StreamLoader:
     def _read(self, loader: Any, seed: int) -> Iterator[tuple[Tensor, ...]]:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
+            for own in filter(None, (loader.generator, getattr(loader.sampler, "generator", None))):
+                own.manual_seed(seed)
             for batch in loader:
                 leaves, self._spec = pytree.tree_flatten(batch)
                 yield tuple(leaf.to(self.device) if isinstance(leaf, Tensor) else leaf for leaf in leaves)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from threading import Event
@@ -28,6 +29,8 @@ CHECKPOINT_EVERY = 30.0
 """Seconds between checkpoints."""
 CPU_MEMBERS, MAX_CPU_MEMBERS, GPU_MEMBERS = 8, 64, 512
 """Numbers of networks in a population. On a CPU, more save time only where networks are small."""
+MEMORY_SHARE = 0.8
+"""The share of a GPU's memory that is planned for."""
 NO_COST = Cost(0.0, 0.0, 0.0)
 MEASURED_STEPS, MEASURED_EPOCHS = 10, 10**6
 """The steps that are measured before the plan is made, of a training that is not finished."""
@@ -62,12 +65,8 @@ class Engine:
             population = next(self._populations(missing))
             if self.predict(population) > self.clock.left:
                 raise OutOfTime
-            try:
+            with self._halving(len(population)):
                 self._train(population, words, total - len(missing), total)
-            except Exception as error:
-                if not is_out_of_memory(error) or len(population) == 1:
-                    raise
-                self._halve(len(population))
         return {arm: self.store.score(arm) for arm in arms}
 
     def missing(self, arms: Sequence[Arm]) -> list[Arm]:
@@ -86,23 +85,34 @@ class Engine:
         groups: dict[Any, list[Arm]] = {}
         for arm in arms:
             candidate = self.setup.candidates[arm.candidate]
-            groups.setdefault(arm if candidate.is_alone else candidate.group, []).append(arm)
+            groups.setdefault(arm if candidate.group is None else candidate.group, []).append(arm)
         for group in groups.values():
             parts = math.ceil(len(group) / self.members)
             yield from (group[i * len(group) // parts : (i + 1) * len(group) // parts] for i in range(parts))
 
-    def _halve(self, members: int) -> None:
-        gc.collect()
-        torch.cuda.empty_cache()
-        self.members = max(1, members // 2)
-        self.progress.note(f"memory ran out with {members} networks at once; going on with {self.members}")
+    @contextmanager
+    def _halving(self, members: int) -> Iterator[None]:
+        """Go on with half as many networks at once if memory runs out within the block."""
+        try:
+            yield
+        except Exception as error:
+            if not is_out_of_memory(error) or members == 1:
+                raise
+            self.members = members // 2
+            self.progress.note(f"memory ran out with {members} networks at once; going on with {self.members}")
+
+    def _make_trial(self, arms: Sequence[Arm], epochs: int) -> Trial:
+        if self.setup.loader.device.type == "cuda":
+            gc.collect()  # earlier trainings and their CUDA graphs
+            torch.cuda.empty_cache()
+        return Trial(arms, self.setup, epochs)
 
     def _train(self, arms: list[Arm], words: str, done: int, total: int) -> None:
         """Train a population, from its checkpoint if there is one, and record its runs."""
         started = self.clock.used
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(arms[0].seed)
-            trial = Trial(arms, self.setup, self.epochs)
+            trial = self._make_trial(arms, self.epochs)
             state, best = self.store.load_checkpoint(arms, self.setup.loader.device)
             chosen = ChosenEpochs(best)
             if state:
@@ -163,16 +173,27 @@ class Engine:
         return build_record(trial, k, spec, learned, self.environment, **compared)
 
     def measure(self, arms: Sequence[Arm]) -> Cost:
-        """Measure the seconds of an epoch of a small and of a large population, and those to set it up."""
-        large = max(self._populations(arms), key=len)
-        (_, one), (setup, many) = self._measure(large[:1]), self._measure(large)
-        return Cost.of(setup, (1, one), (len(large), many))
+        """Measure the seconds of an epoch of a small and of a large population, and those to set it up.
+
+        On a GPU, the number of networks at once is bounded by what the large one leaves of the memory.
+        """
+        device, cost = self.setup.loader.device, None
+        while cost is None:
+            large = max(self._populations(arms), key=len)
+            with self._halving(len(large)):
+                (_, one), (setup, many) = self._measure(large[:1]), self._measure(large)
+                cost = Cost.of(setup, (1, one), (len(large), many))
+        if device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(device)
+            taken = torch.cuda.memory_reserved(device)
+            self.members = min(self.members, max(1, int(MEMORY_SHARE * (free + taken) * len(large) / taken)))
+        return cost
 
     def _measure(self, arms: Sequence[Arm]) -> tuple[float, float]:
         """Return the seconds to set up a population, and those of an epoch."""
         device = self.setup.loader.device
         started = now(device)
-        trial = Trial(arms, self.setup, MEASURED_EPOCHS)
+        trial = self._make_trial(arms, MEASURED_EPOCHS)
         steps = trial.advance()
         next(steps)
         ready = now(device)

@@ -112,7 +112,8 @@ def _read_rows(path: Path) -> tuple[list[str], list[list[str]]]:
         with path.open(newline="", encoding="utf-8-sig") as file:
             lines = [line for line in csv.reader(file) if line]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} cannot be read as a CSV file: {error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"{path} cannot be read as a CSV file: {reason}") from None
     if len(lines) < 2:
         raise DataError(f"{path} has {len(lines)} lines; give a header and a line per sample")
     header, rows = [cell.strip() for cell in lines[0]], lines[1:]

@@ -6,6 +6,7 @@ free, so a comparison that was interrupted goes on where it ended, and one that 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -173,10 +174,11 @@ class Procedure:
         self.engine.progress.note(f"confirmation of {label} on {pairs} fresh seeds, look {look}{likely}")
 
     def _minutes_to_decide(self, plan: Plan, verdict: Verdict | None) -> float | None:
-        """Return the minutes, in all, that would decide if means and deviations stayed; None if too many."""
+        """Return the minutes, in all, that would decide if all stayed as it is; None if that takes too many seeds."""
         engine = self.engine
         if verdict is not None:
-            runs = None if verdict.more is None else 2 * verdict.more
+            most = math.inf if self.seeds is None else self.seeds - verdict.pairs
+            runs = None if verdict.more is None or verdict.more > most else 2 * verdict.more
         else:
             chosen = sum(arm.seed < FRESH for arm in engine.store.records)
             all_runs = decision.count_runs(len(engine.setup.candidates), len(plan.rates))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from statistics import mean
 
@@ -165,7 +166,7 @@ class Result:
 
     def _would_decide(self) -> str:
         if self.needed is None:
-            return "more seeds than are practical would be needed to decide"
+            return "more seeds than are allowed would be needed to decide"
         more = self.needed - self.store.state["seconds"] / 60
         count = max(1, math.ceil(more))
         return f"about {count} more minute{'s' * (count > 1)} would decide: {math.ceil(self.needed)} in all"
@@ -194,6 +195,13 @@ class Result:
         difference = torch.stack(known[::2]).mean(0) - torch.stack(known[1::2]).mean(0)
         variance = found.deviation**2 / found.pairs + float(difference.var()) / len(difference)
         return t_quantile(found.pairs - 1, 1 - found.alpha) * math.sqrt(variance)
+
+    def to_csv(self, path: str | Path) -> None:
+        """Write the rows as a table."""
+        with Path(path).open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, [item.name for item in fields(Row)])
+            writer.writeheader()
+            writer.writerows(map(asdict, self.rows))
 
     def __str__(self) -> str:
         better = "higher" if self.metric.higher else "lower"

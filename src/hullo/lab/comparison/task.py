@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,6 +138,20 @@ class Task:
 
     loss: Loss
     metric: Metric
+    has_classes: bool = False  # the loss is the cross-entropy
+
+    def check_classes(self, outputs: Any, parts: Sequence[Tensor]) -> None:
+        """Raise a ValueError if targets are not classes that a network has outputs for, or all the same."""
+        if not self.has_classes or not parts or not isinstance(outputs, Tensor) or outputs.dim() < 2:
+            return
+        count = outputs.shape[-1 if outputs.shape[:-1] == outputs.shape[:1] + parts[0].shape[1:] else 1]
+        low, high = min(int(part.min()) for part in parts), max(int(part.max()) for part in parts)
+        if low < 0 or high >= count:
+            raise ValueError(
+                f"the network has outputs for {count} classes, 0 to {count - 1}; targets are {low} to {high}"
+            )
+        if low == high:
+            raise ValueError(f"all targets are {low}; give at least two classes")
 
     def check(self, outputs: Any, targets: Tensor) -> None:
         """Raise a ValueError if outputs of a network are no tensor, or do not fit the targets."""
@@ -204,10 +218,13 @@ def make_task(
     if is_numbers and (loss == "cross_entropy" or (metric == ACCURACY and loss != "bce")):
         raise ValueError("cross_entropy and accuracy need classes, as whole numbers; these targets are other numbers")
     function = LOSSES[loss] if isinstance(loss, str) else loss
+    has_classes = loss == "cross_entropy"
     if isinstance(metric, str):
-        return Task(function, _metrics(scale, target)[metric])
+        return Task(function, _metrics(scale, target)[metric], has_classes)
     name = getattr(metric, "__name__", "metric")
-    return Task(function, Metric(name if name.isidentifier() else "metric", higher_is_better, whole=metric))
+    return Task(
+        function, Metric(name if name.isidentifier() else "metric", higher_is_better, whole=metric), has_classes
+    )
 
 
 def as_input(x: Tensor) -> Tensor:

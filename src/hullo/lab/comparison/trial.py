@@ -66,7 +66,7 @@ class Trial(Loop):
         chosen = [setup.candidates[arm.candidate] for arm in arms]
         members = [item.build(arm.seed, setup.example) for item, arm in zip(chosen, arms, strict=True)]
         seeds = [arm.seed for arm in arms]
-        alone = Alone(members[0], seeds[0], arms[0].candidate) if chosen[0].is_alone else None
+        alone = Alone(members[0], seeds[0], arms[0].candidate) if chosen[0].group is None else None
         population: Any = alone or Population(members, seeds=seeds)
         super().__init__(
             population.to(setup.loader.device),

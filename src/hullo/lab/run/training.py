@@ -27,6 +27,7 @@ from hullo.population import SGD, Adam, AdamW, AugmentedImages, Optimizer, Popul
 from hullo.population.trace.export import LoweringError
 
 MAX_UPDATES = 2**62
+PROBABILITIES = "probabilities, as of a softmax; the loss expects logits: remove the softmax"
 
 
 class Training(Loop):
@@ -122,12 +123,8 @@ class Training(Loop):
                 f"{network.attribute} of {network.path.name} returned {returned} for {len(example)} samples in {mode} "
                 f"mode; it must return logits for {classes} classes, of shape ({len(example)}, {classes})"
             )
-        if not self.population.training and (logits >= 0).all() and ((logits.sum(-1) - 1).abs() < 1e-3).all():
-            warnings.warn(
-                f"{network.attribute} of {network.path.name} returns probabilities, as of a softmax; the loss expects "
-                "logits: remove the softmax",
-                stacklevel=2,
-            )
+        if not self.population.training and are_probabilities(logits):
+            warnings.warn(f"{network.attribute} of {network.path.name} returns {PROBABILITIES}", stacklevel=2)
 
     def _losses(self, images: Tensor | AugmentedImages, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return each member's loss on each image, (K, B), and its logits."""
@@ -167,6 +164,11 @@ class Training(Loop):
         hits = logits.topk(min(max(self.loader.topk), logits.shape[-1]), -1).indices == labels[:, None]
         hits = (hits & losses.isfinite()[..., None]).sum(1)
         return torch.stack([losses.sum(1), *(hits[:, :top].sum(-1) for top in self.loader.topk)])
+
+
+def are_probabilities(outputs: Tensor) -> bool:
+    """Return whether outputs for several classes, in the last dimension, are probabilities rather than logits."""
+    return outputs.shape[-1] > 1 and bool((outputs >= 0).all()) and bool(((outputs.sum(-1) - 1).abs() < 1e-3).all())
 
 
 def _optimizer(population: Population, specs: Sequence[Spec], steps: int, world: World) -> Optimizer:
