@@ -8,6 +8,7 @@ scores are seen: see `choosing_seeds`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
@@ -85,13 +86,10 @@ def compare(
     sides = [[name for name in names if name in scores] for names in (rows, others)]
     if not all(sides):
         return None
-    choosing = tuple(sorted(choose_on or ()))
-    if choose_on is None and sum(map(len, sides)) > 2:
-        choosing = choosing_seeds(scores, *sides)
-    able = [[name for name in side if scores[name].keys() > set(choosing)] for side in sides]
+    choosing, able = _choosing(scores, sides) if choose_on is None else _confirmed(scores, sides, sorted(choose_on))
     if not all(able):
         return None
-    row, other = (max(side, key=lambda name: sum(scores[name][seed] for seed in choosing)) for side in able)
+    row, other = (_best(scores, side, choosing) for side in able)
     seeds = sorted((scores[row].keys() & scores[other].keys()) - set(choosing))
     left_out = tuple(name for side, kept in zip(sides, able, strict=True) for name in side if name not in kept)
     differences = {seed: scores[row][seed] - scores[other][seed] for seed in seeds}
@@ -101,19 +99,38 @@ def compare(
 def choosing_seeds(scores: Scores, rows: Sequence[str], others: Sequence[str]) -> tuple[int, ...]:
     """Return the seeds that choose by default: the first fifth, at least one, of those that most activations have.
 
-    Where two or more seeds were run with fewer activations, as fresh seeds are with those already chosen, these
-    confirm, and all of the others choose. Only which runs there are decides, never their scores. A fifth finds true
-    differences more often than a third or a half does, for 5 to 40 seeds: most seeds are better spent on confirming.
+    Where all of these would choose two activations that were run on two or more seeds besides, as a chosen pair is on
+    fresh ones, they do, and the others confirm. A fifth finds true differences more often than a third or a half does,
+    for 5 to 40 seeds: most seeds are better spent on confirming.
 
     >>> hulls, fixed = ["affine(identity,relu)", "convex(identity,relu)"], ["relu"]
     >>> choosing_seeds(dict.fromkeys(hulls + fixed, dict.fromkeys(range(5), 80.0)), hulls, fixed)
     (0,)
     """
-    counts: dict[int, int] = {}
-    sides = [[set(scores[name]) for name in names if name in scores] for names in (rows, others)]
-    shared = set.intersection(*(set[int]().union(*side) for side in sides))
-    for seeds in (seeds for side in sides for seeds in side):
-        for seed in seeds & shared:
-            counts[seed] = counts.get(seed, 0) + 1
-    common = sorted(seed for seed, count in counts.items() if 2 * count > sum(map(len, sides)))
-    return tuple(common if len(counts) - len(common) >= 2 else common[: max(1, len(common) // 5)])
+    return _choosing(scores, [[name for name in names if name in scores] for names in (rows, others)])[0]
+
+
+def _choosing(scores: Scores, sides: Sequence[Sequence[str]]) -> tuple[tuple[int, ...], list[list[str]]]:
+    """Return the seeds that choose, and the activations of each side that they can choose."""
+    if sum(map(len, sides)) == 2:
+        return (), [list(side) for side in sides]
+    count = Counter(seed for side in sides for name in side for seed in scores[name])
+    shared = set.intersection(*({seed for name in side for seed in scores[name]} for side in sides))
+    common = sorted(seed for seed in shared if 2 * count[seed] > sum(map(len, sides)))
+    able = [[name for name in side if scores[name].keys() >= set(common)] for side in sides]
+    if all(able):
+        row, other = (_best(scores, side, common) for side in able)
+        if len((scores[row].keys() & scores[other].keys()) - set(common)) >= 2:
+            return tuple(common), able
+    return _confirmed(scores, sides, common[: max(1, len(common) // 5)])
+
+
+def _confirmed(
+    scores: Scores, sides: Sequence[Sequence[str]], choosing: Sequence[int]
+) -> tuple[tuple[int, ...], list[list[str]]]:
+    """Return the seeds that choose, and the activations that have these and others, which can confirm."""
+    return tuple(choosing), [[name for name in side if scores[name].keys() > set(choosing)] for side in sides]
+
+
+def _best(scores: Scores, names: Sequence[str], seeds: Sequence[int]) -> str:
+    return max(names, key=lambda name: sum(scores[name][seed] for seed in seeds))
