@@ -131,6 +131,8 @@ def attend(
         return Value(y.view(*q.shape[:-1], v.shape[-1]), 0)
     if enable_gqa:
         k, v = (item.repeat_interleave(q.shape[-3] // item.shape[-3], -3) for item in (k, v))
+    if _has_kernel(q, k, v, own, dropout_p):
+        return Value(_attend_fused(context, (q, k, v), own, dropout_p, is_causal, scale), 0)
     scores = q @ k.mT * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
     if is_causal:
         visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
@@ -138,8 +140,40 @@ def attend(
     if own is not None:
         scores = scores.masked_fill(~own, -torch.inf) if own.dtype == torch.bool else scores + own
     wide = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
-    weights = drop(context, Value(aten._safe_softmax(wide, -1).to(scores.dtype), 0), dropout_p, True)
-    return Value(weights.tensor @ v, 0)
+    weights = Value(aten._safe_softmax(wide, -1).to(scores.dtype), 0)
+    return Value(_drop(context, weights, dropout_p).tensor @ v, 0)
+
+
+def _has_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rate: float | Tensor) -> bool:
+    """Return whether a kernel computes attention with dropout of (K, batch, ..., positions, features)."""
+    if not kernels.support(q) or q.dim() < 4 or not q.numel() * v.numel() or k.shape[:-2] != q.shape[:-2]:
+        return False
+    from hullo.population.kernels.attention import MOST_FEATURES
+
+    is_learned = mask is not None and mask.requires_grad
+    is_small = max(q.shape[-1], v.shape[-1]) <= MOST_FEATURES
+    return is_small and not is_learned and (isinstance(rate, Tensor) or rate < 1)
+
+
+def _attend_fused(
+    context: Context,
+    inputs: Sequence[Tensor],
+    mask: Tensor | None,
+    rate: float | Tensor,
+    is_causal: bool,
+    scale: float | None,
+) -> Tensor:
+    """Compute attention with dropout by a kernel, which takes one batch dimension and one of heads."""
+    from hullo.population.kernels.attention import attend as attend_with_dropout
+
+    q, _, v = inputs
+    shape, dtype = q.shape[:-1], kernels.working_dtype(q)
+    q, k, v = (item.to(dtype).reshape(*item.shape[:2], -1, *item.shape[-2:]) for item in inputs)
+    if mask is not None:
+        mask = mask.expand(*shape, k.shape[-2]).reshape(*q.shape[:-1], k.shape[-2])
+    numbers = (context.seeds, context.steps, context.number, rate, context.first)
+    y = attend_with_dropout(q, k, v, mask, *numbers, is_causal=is_causal, scale=scale)
+    return y.reshape(*shape, v.shape[-1])
 
 
 def _like_scores(mask: Value, q: Tensor, members: int) -> Tensor:
@@ -156,7 +190,7 @@ def drop(context: Context, x: Value, rate: float | Tensor, training: bool) -> Va
     """Zero entries at random with probability `rate`, one number or one per member, and scale up the others."""
     if not training or rng.is_zero(rate):
         return x
-    return _drop(context, x, rate, 0)
+    return _drop(context, x, rate, images=len(x.shape) == 4)
 
 
 @rule(aten.feature_dropout.default)
@@ -164,12 +198,12 @@ def drop_channels(context: Context, x: Value, rate: float | Tensor, training: bo
     """Zero whole channels at random."""
     if not training or rng.is_zero(rate):
         return x
-    return _drop(context, x, rate, len(x.shape) - 2)
+    return _drop(context, x, rate, len(x.shape) - 2, images=len(x.shape) == 4)
 
 
-def _drop(context: Context, x: Value, rate: float | Tensor, whole: int) -> Value:
+def _drop(context: Context, x: Value, rate: float | Tensor, whole: int = 0, *, images: bool = False) -> Value:
     """Drop entries that the last `whole` dimensions share; masks of images are drawn in channels-last order."""
-    dim, images = x.dim or 0, len(x.shape) == 4
+    dim = x.dim or 0
     order = [0, 2, 3, 1] if images else list(range(len(x.shape)))
     y, numbers = x.at(dim, context.members), (context.seeds, context.steps, context.number)
     is_drawn_in_place = kernels.support(y) and y.numel() and x.shape and (images or not whole)
