@@ -98,6 +98,11 @@ def test_example_augments_like_the_laboratory(monkeypatch: pytest.MonkeyPatch) -
 STUDIES = {
     "tables": (["--epochs", "1"], "relu", "affine from relu per feature"),
     "convolutions": (["--name", "tiny", "--depth", "8", "--epochs", "1"], "relu", "affine from relu"),
+    "trained": (
+        ["--name", "tiny", "--depth", "8", "--before", "1", "--epochs", "1"],
+        "relu",
+        "affine from relu, rate x10",
+    ),
     "language": (["--layers", "1", "--width", "16", "--length", "8", "--batch", "2", "--steps", "2"], "gelu", "xielu"),
     "physics": (["--steps", "1", "--points", "32"], "tanh", "tanh, learned slope"),
     "images": (["--size", "8", "--steps", "2"], "sin", "linear of two sines"),
@@ -170,3 +175,21 @@ def test_two_processes_of_a_study_lose_no_runs(tmp_path: Path, monkeypatch: pyte
     assert sorted(study.Study(path, None, "cpu", 2).done, key=lambda run: run.seed) == [
         study.Run("relu", 0.1, seed) for seed in (0, 1)
     ]
+
+
+def test_candidates_start_with_the_function_of_the_trained_network(
+    inputs: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES / "studies")
+    study, convolutions, trained = (importlib.import_module(name) for name in ("study", "convolutions", "trained"))
+    images = data.load("tiny").split_validation(26, seed=0)
+    before, _ = convolutions.train([study.Run("relu", 0.1, 0)], images, 8, 1)
+    runs = [study.Run(name, 0.1, 0) for name in trained.CANDIDATES]
+    states = {0: before[0].state_dict()}
+    after, scores = convolutions.train(runs, images, 8, 0, trained.CANDIDATES, states)
+    x = torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        expected = before[0].eval()(x)
+        for y in after.eval()(x, in_dims=None):
+            torch.testing.assert_close(y, expected)
+    assert len({(score["val"], score["test"]) for score in scores}) == 1

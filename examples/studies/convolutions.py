@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from hullo import AffineHull, ConvexHull
 from hullo.lab import data
 from hullo.lab.data.dataset import Dataset
 from hullo.lab.networks.resnet56 import ResNet
-from hullo.population import SGD, capture
+from hullo.population import SGD, Population, capture
 from hullo.population.images import AugmentedImages
 from hullo.population.schedules import one_cycle
 
@@ -45,17 +45,24 @@ CANDIDATES = {
 }
 
 
-def train(runs: Sequence[Run], images: Dataset, depth: int, epochs: int) -> list[dict[str, float]]:
-    """Train runs side by side, each with the same batches; return their errors after the last epoch."""
+def train(
+    runs: Sequence[Run],
+    images: Dataset,
+    depth: int,
+    epochs: int,
+    candidates: Mapping[str, Candidate] = CANDIDATES,
+    trained: Mapping[int, Mapping[str, Tensor]] | None = None,
+) -> tuple[Population, list[dict[str, float]]]:
+    """Train runs side by side, each with the same batches; return their errors after the last epoch, too."""
     start, device, count = time.perf_counter(), images.train_labels.device, len(runs)
     is_gpu = device.type == "cuda"
-    population, settings = populate(runs, CANDIDATES, lambda make: ResNet(make, n=(depth - 2) // 6, he=True))
+    population, settings = populate(runs, candidates, lambda make: ResNet(make, n=(depth - 2) // 6, he=True), trained)
     optimizer = SGD(
         population.to(device),
         momentum=0.9,
         nesterov=True,
         weight_decay=5e-4,
-        schedule=one_cycle(epochs * (len(images.train_labels) // BATCH)),
+        schedule=one_cycle(max(1, epochs * (len(images.train_labels) // BATCH))),
         copies=torch.bfloat16 if is_gpu else None,
         **settings,
     )
@@ -91,21 +98,31 @@ def train(runs: Sequence[Run], images: Dataset, depth: int, epochs: int) -> list
                 take(index.to(device), torch.cat([flips, shifts], 1).to(device))
     scores = [error(*images.eval_sets[name]).tolist() for name in ("val", "test")]
     seconds = (time.perf_counter() - start) / count
-    return [{"val": val, "test": test, "seconds": seconds} for val, test in zip(*scores, strict=True)]
+    return population, [{"val": val, "test": test, "seconds": seconds} for val, test in zip(*scores, strict=True)]
+
+
+def load_images(given: argparse.Namespace, device: torch.device) -> Dataset:
+    """Return the images of the data set, a tenth of those for training held out."""
+    images = data.load(given.name, given.data)
+    return images.split_validation(len(images.train_labels) // 10, seed=0).to(device)
 
 
 def open_train(given: argparse.Namespace, device: torch.device) -> Train:
-    images = data.load(given.name, given.data)
-    images = images.split_validation(len(images.train_labels) // 10, seed=0).to(device)
-    return lambda runs: train(runs, images, given.depth, given.epochs)
+    images = load_images(given, device)
+    return lambda runs: train(runs, images, given.depth, given.epochs)[1]
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the data and the network."""
     parser.add_argument(
         "--data", type=Path, help="directory of the data sets; by default the cache of hullo data fetch"
     )
     parser.add_argument("--name", default="cifar10", help="the data set")
     parser.add_argument("--depth", type=int, default=20, help="20 or 56")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_arguments(parser)
     parser.add_argument("--epochs", type=int, default=100)
     main(parser, CANDIDATES, RATES, open_train)

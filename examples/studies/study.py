@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import mean
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hullo import AffineHull, ConvexHull, Hull, LinearHull
 from hullo.lab.analysis.statistics import Interval, holm, p_value
@@ -158,13 +158,26 @@ class Study:
 
 
 def populate(
-    runs: Sequence[Run], candidates: Mapping[str, Candidate], network: Callable[[Make], nn.Module]
+    runs: Sequence[Run],
+    candidates: Mapping[str, Candidate],
+    network: Callable[[Make], nn.Module],
+    trained: Mapping[int, Mapping[str, Tensor]] | None = None,
 ) -> tuple[Population, dict[str, list[float]]]:
-    """Return a population of the networks of some runs, and the settings of its optimizer."""
+    """Return a population of the networks of some runs, and the settings of its optimizer.
+
+    Args:
+        runs: the runs.
+        candidates: the activations of all runs.
+        network: makes a network of an activation.
+        trained: weights to start with, by seed; by default networks start as they are made.
+    """
 
     def make(run: Run) -> nn.Module:
         torch.manual_seed(run.seed)
-        return network(candidates[run.candidate].make)
+        made = network(candidates[run.candidate].make)
+        if trained is not None:
+            made.load_state_dict(trained[run.seed], strict=False)  # activations have parameters besides
+        return made
 
     scales = [candidates[run.candidate].coefficient_lr_scale for run in runs]
     settings = {"lr": [run.lr for run in runs], "coefficient_lr_scale": scales}
