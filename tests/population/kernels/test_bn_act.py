@@ -283,13 +283,13 @@ from hullo.population.kernels import bn_act as norm, channel_stats as columns
 
 x = torch.empty(32, 960, 32, 32, dtype=torch.bfloat16, device="meta")
 stacked = torch.empty(60, 32, 16, 32, 32, dtype=torch.bfloat16, device="meta")
-made = norm._kernels(tuple(map(hullo.get_base, ("identity", "relu", "tanh"))), x.dtype)
-made["partial_statistics"] = columns._partial_statistics
+made = norm.make_kernels(tuple(map(hullo.get_base, ("identity", "relu", "tanh"))), x.dtype)
+made["partial_statistics"] = columns.partial_statistics
 calls = [(made[name], tile, *way) for name, tile in columns.TILES.items() for way in ((0, 0), (1, 1))]
 calls += [(kernel, columns.Tile(1, 4, 1), 0, 0) for kernel in (columns._merge_statistics, columns._add_partial_sums)]
 for (kernel, tile, residual, twice), x in itertools.product(calls, (x, stacked)):
     constants = dict(GROUP=16, EACH=8, BIAS=False, RESIDUAL=residual, TRAINING=True, PARTS=64, EARLY=True, BASES=3)
-    constants |= dict(BY_COLUMN=2, SCALED=True, SUMS=False)
+    constants |= dict(BY_COLUMN=2, SUMS=False, REPEAT=1, WIDTH=1, GROUPED=False)
     constants |= dict(TWO_GRADIENTS=twice, STORE_DS=residual or twice, LEARNED=True, STAGES=norm.STAGES)
     constants |= columns.Tiling.of(x, tile).constants | dict(ZEROS=True, BLOCK=128)
     constants = {name: constants[name] for name in kernel.arg_names if name in constants}

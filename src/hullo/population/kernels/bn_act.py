@@ -13,6 +13,9 @@ residual, whose gradient ds is. From the sums `backward_input` computes
 Without a residual it computes ds once more: x and dy are as many bytes as x and ds, and ds is never written. A value
 with two users, such as a block and its shortcut, has two gradients: `backward_sums` adds them as it reads them, and
 writes ds. The second pass over a tensor goes from the last tile to the first, as the cache holds what was read last.
+
+The kernels also serve :mod:`hullo.population.kernels.gn_act`: each of REPEAT samples is then a matrix with statistics
+of its own, and WIDTH neighboring channels share them.
 """
 
 # mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
@@ -133,7 +136,7 @@ class _Others(NamedTuple):
 
     def constants(self, x: Tensor) -> dict[str, Any]:
         present = {"BIAS": self.bias is not None, "RESIDUAL": self.residual is not None}
-        return present | shared_columns(x, self.rows)
+        return present | {"REPEAT": 1, "WIDTH": 1} | shared_columns(x, self.rows)
 
 
 class _NormalizeCombine(torch.autograd.Function):
@@ -151,8 +154,8 @@ class _NormalizeCombine(torch.autograd.Function):
         ctx.save_for_backward(x, *others)
         tiling, y = Tiling.of(x, TILES["apply"]), torch.empty_like(x)
         launch(
-            _kernels(call.bases, x.dtype)["apply"], tiling.programs, x, *others.pointers(), y, call.eps, *tiling.sizes,
-            follows=call.training, **tiling.constants, **others.constants(x),
+            make_kernels(call.bases, x.dtype)["apply"], tiling.programs, x, *others.pointers(), y, call.eps,
+            *tiling.sizes, follows=call.training, **tiling.constants, **others.constants(x),
         )  # fmt: skip
         return y, y.view_as(y)
 
@@ -166,7 +169,7 @@ class _NormalizeCombine(torch.autograd.Function):
         if not given:
             return (None,) * len(ctx.needs_input_grad)
         dy, more = given[0], [functools.reduce(torch.add, given[1:])] if given[1:] else []
-        kernels, learned = _kernels(call.bases, x.dtype), ctx.needs_input_grad[_Others._fields.index("rows") + 1]
+        kernels, learned = make_kernels(call.bases, x.dtype), ctx.needs_input_grad[_Others._fields.index("rows") + 1]
         constants = others.constants(x) | {"STORE_DS": bool(more) or others.residual is not None}
         ds = torch.empty_like(x) if constants["STORE_DS"] else dy
         tiling = Tiling.of(x, TILES["backward_sums"])
@@ -178,11 +181,11 @@ class _NormalizeCombine(torch.autograd.Function):
         )  # fmt: skip
         drows = torch.empty_like(others.rows) if learned else None
         dbias = None if ctx.bias is None else torch.empty_like(ctx.bias)
-        dshift, dscale = sums = partial.add_up(drows, variance=others.variance, eps=call.eps, zeros=dbias)
+        dshift, dscale = sums = partial.add_up(drows, zeros=dbias)
         tiling, dx = Tiling.of(x, TILES["backward_input"]), torch.empty_like(x)
         launch(
             kernels["backward_input"], tiling.programs, ds, x, *others.pointers(), sums, dx, call.eps, *tiling.sizes,
-            follows=True, **tiling.constants, **constants, TRAINING=call.training,
+            follows=True, **tiling.constants, **constants, TRAINING=call.training, GROUPED=False,
         )  # fmt: skip
         if others.bias is not None:  # in evaluation; in training its gradient is zero
             dbias = (dshift * others.scale * (others.variance + call.eps).rsqrt()).to(others.bias.dtype)
@@ -192,7 +195,7 @@ class _NormalizeCombine(torch.autograd.Function):
 
 
 @functools.cache
-def _kernels(bases: tuple[Base, ...], dtype: torch.dtype) -> dict[str, Any]:
+def make_kernels(bases: tuple[Base, ...], dtype: torch.dtype) -> dict[str, Any]:
     """Return the kernels `apply`, `backward_sums` and `backward_input` of a set of bases."""
     numbers = range(len(bases))
     values, slopes = formulas(bases)
@@ -215,7 +218,7 @@ def _kernels(bases: tuple[Base, ...], dtype: torch.dtype) -> dict[str, Any]:
     return build(fill(_TEMPLATE, parts), label, dtype, **{helper.__name__: helper for helper in helpers})
 
 
-_CONSTANTS = "STACK CHANNELS ACROSS ROWS HELD COLUMNS EVEN BIG GROUP EACH BIAS RESIDUAL EARLY"
+_CONSTANTS = "STACK CHANNELS ACROSS ROWS HELD COLUMNS EVEN BIG GROUP EACH BIAS RESIDUAL REPEAT WIDTH EARLY"
 
 _TEMPLATE = """
 @triton.jit
@@ -265,11 +268,12 @@ def backward_sums(
         if LEARNED:
             $ADD
     size = splits * (STACK * CHANNELS)
-    to = partial_ptr + split * (STACK * CHANNELS) + channel
+    start = (split * REPEAT + sample) * (STACK // REPEAT * CHANNELS)
+    to = partial_ptr + start + channel
     tl.store(to, tl.sum(sum_ds, axis=0)[None, :], mask=known)
-    tl.store(to + size, tl.sum(sum_moment, axis=0)[None, :], mask=known)
+    tl.store(to + size, tl.sum(sum_moment * inverse, axis=0)[None, :], mask=known)
     if LEARNED:
-        to = partial_ptr + 2 * size + (split * (STACK * CHANNELS) + matrix * CHANNELS + some) // EACH
+        to = partial_ptr + 2 * size + (start + owner * CHANNELS + some) // EACH
         $STORE
 
 
@@ -277,13 +281,18 @@ def backward_sums(
 def backward_input(
     ds_ptr, x_ptr,
     $OTHERS
-    sums_ptr, dx_ptr, eps, pixels, tiles, splits, TRAINING: tl.constexpr, STORE_DS: tl.constexpr,
+    sums_ptr, dx_ptr, eps, pixels, tiles, splits, TRAINING: tl.constexpr, GROUPED: tl.constexpr,
+    STORE_DS: tl.constexpr,
     $CONSTANTS
 ):
     $COLUMNS
     $STATISTICS
     wait_for_previous(EARLY)
-    if TRAINING:
+    if GROUPED:  # means over a group, weighted by the scales of its channels
+        level = inverse * tl.load(sums_ptr + statistic, mask=known, other=0.0)
+        to = sums_ptr + STACK * CHANNELS // WIDTH + statistic
+        tilt = inverse * inverse * tl.load(to, mask=known, other=0.0)
+    elif TRAINING:
         level = factor * tl.load(sums_ptr + channel, mask=known, other=0.0) / pixels
         tilt = factor * inverse * tl.load(sums_ptr + STACK * CHANNELS + channel, mask=known, other=0.0) / pixels
     for turn in range(split, tiles, splits):
@@ -297,7 +306,7 @@ def backward_input(
             $ARGUMENT
             $SLOPES
         dx = factor * ds
-        if TRAINING:
+        if GROUPED or TRAINING:
             dx -= level + tilt * centered
         tl.store(dx_ptr + start + at, dx.to(dx_ptr.dtype.element_ty), mask=inside)
 """
@@ -308,18 +317,20 @@ _COLUMNS = """
 matrix, first, split = assign_lane(STACK, ACROSS, COLUMNS)
 column = first + tl.arange(0, COLUMNS)[None, :]
 known = column < CHANNELS
-channel = matrix * CHANNELS + column
+owner, sample = matrix // REPEAT, matrix % REPEAT
+channel = owner * CHANNELS + column
+statistic = (sample * (STACK // REPEAT * CHANNELS) + channel) // WIDTH
 factor = tl.load(scale_ptr + channel, mask=known, other=0.0).to(tl.float32)
 shift = tl.load(shift_ptr + channel, mask=known, other=0.0).to(tl.float32)
 some = first + EACH * tl.arange(0, COLUMNS // EACH)[None, :]
-group = tl.where(some < CHANNELS, matrix * CHANNELS + some, 0) // GROUP
+group = tl.where(some < CHANNELS, owner * CHANNELS + some, 0) // GROUP
 """
 
 _STATISTICS = """
-mean = tl.load(mean_ptr + channel, mask=known, other=0.0).to(tl.float32)
+mean = tl.load(mean_ptr + statistic, mask=known, other=0.0).to(tl.float32)
 if BIAS:
     mean -= tl.load(bias_ptr + channel, mask=known, other=0.0).to(tl.float32)
-inverse = tl.rsqrt(tl.load(variance_ptr + channel, mask=known, other=1.0).to(tl.float32) + eps)
+inverse = tl.rsqrt(tl.load(variance_ptr + statistic, mask=known, other=1.0).to(tl.float32) + eps)
 factor *= inverse
 """
 

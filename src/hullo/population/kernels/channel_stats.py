@@ -106,7 +106,7 @@ def compute_statistics(
     partial = moments
     if partial is None:
         partial = torch.empty(3, tiling.splits, channels, dtype=torch.float32, device=x.device)
-        launch(_partial_statistics, tiling.programs, x, partial, *tiling.sizes, follows=False, **tiling.constants)
+        launch(partial_statistics, tiling.programs, x, partial, *tiling.sizes, follows=False, **tiling.constants)
     mean, variance = torch.empty(2, channels, dtype=torch.float32, device=x.device)
     splits = partial.shape[1]
     parts, columns = _merge_shape(splits)
@@ -143,8 +143,6 @@ class PartialSums(NamedTuple):
         drows: Tensor | None,
         *,
         dtype: torch.dtype = torch.float32,
-        variance: Tensor | None = None,
-        eps: float = 0.0,
         zeros: Tensor | None = None,
     ) -> Tensor:
         """Return the totals of the columns, (by_column, channels), and write those of bases to `drows`, in one launch.
@@ -152,7 +150,6 @@ class PartialSums(NamedTuple):
         Args:
             drows: for each group of columns, the total of each base.
             dtype: the type of the columns' totals.
-            variance, eps: the second total of a column is divided by sqrt(variance + eps).
             zeros: a tensor (channels,) that is set to zero.
         """
         sums = torch.empty(self.by_column, self.channels, dtype=dtype, device=self.data.device)
@@ -162,10 +159,10 @@ class PartialSums(NamedTuple):
         programs = self.by_column * triton.cdiv(self.channels, columns) + rows
         if programs:
             launch(
-                _add_partial_sums, programs, self.data, self.data if variance is None else variance, sums,
-                sums if drows is None else drows, sums if zeros is None else zeros, eps, self.splits, follows=True,
+                _add_partial_sums, programs, self.data, sums, sums if drows is None else drows,
+                sums if zeros is None else zeros, self.splits, follows=True,
                 CHANNELS=self.channels, BY_COLUMN=self.by_column, BASES=self.bases, EACH=self.each, GROUP=group,
-                SCALED=variance is not None, ZEROS=zeros is not None, PARTS=parts, COLUMNS=columns,
+                ZEROS=zeros is not None, PARTS=parts, COLUMNS=columns,
                 BLOCK=min(1024, triton.next_power_of_2(self.splits * max(1, group))),
             )  # fmt: skip
         return sums
@@ -237,7 +234,7 @@ def count_rows(split, pixels, tiles, splits, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _partial_statistics(
+def partial_statistics(
     x_ptr, partial_ptr, pixels, tiles, splits, STACK: tl.constexpr, CHANNELS: tl.constexpr, ACROSS: tl.constexpr,
     ROWS: tl.constexpr, HELD: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr, BIG: tl.constexpr,
     EARLY: tl.constexpr,
@@ -314,8 +311,8 @@ def _update_running(running_ptr, new, momentum, known):
 
 @triton.jit
 def _add_partial_sums(
-    partial_ptr, variance_ptr, sums_ptr, rows_ptr, zeros_ptr, eps, splits, CHANNELS: tl.constexpr,
-    BY_COLUMN: tl.constexpr, BASES: tl.constexpr, EACH: tl.constexpr, GROUP: tl.constexpr, SCALED: tl.constexpr,
+    partial_ptr, sums_ptr, rows_ptr, zeros_ptr, splits, CHANNELS: tl.constexpr,
+    BY_COLUMN: tl.constexpr, BASES: tl.constexpr, EACH: tl.constexpr, GROUP: tl.constexpr,
     ZEROS: tl.constexpr, PARTS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Add up one of the sums for COLUMNS columns or, in the later programs, the sum of a base for a group."""
@@ -332,9 +329,6 @@ def _add_partial_sums(
             at = (which * splits + split) * CHANNELS + column
             sums += tl.load(partial_ptr + at, mask=(split < splits) & known, other=0.0)
         total = tl.sum(sums, axis=0)[None, :].to(tl.float32)
-        if SCALED:
-            variance = tl.load(variance_ptr + column, mask=known, other=1.0).to(tl.float32)
-            total *= tl.where(which == 1, tl.rsqrt(variance + eps), 1.0)
         tl.store(sums_ptr + which * CHANNELS + column, total.to(sums_ptr.dtype.element_ty), mask=known)
         if ZEROS:
             nothing = tl.zeros([1, COLUMNS], zeros_ptr.dtype.element_ty)

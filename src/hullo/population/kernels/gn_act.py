@@ -1,0 +1,319 @@
+"""Group norm, residual and activation of a population, fused.
+
+    y = combine(scale * xhat + shift + residual, rows, bases),    xhat = (x + bias - mean) / sqrt(variance + eps)
+
+for images with channels last; the mean and the variance are those of a group of channels of one sample. Each sample is
+a matrix for the kernels of :mod:`hullo.population.kernels.bn_act` and :mod:`hullo.population.kernels.channel_stats`;
+the two kernels here make the numbers of groups from the sums of columns. No member depends on another, and there are
+no atomic additions.
+"""
+
+# mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
+# ruff: noqa: N803, N806 (constants are in capitals, in Triton)
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+import triton  # type: ignore[import-untyped]
+import triton.language as tl  # type: ignore[import-untyped]
+from torch import Tensor
+
+from hullo.bases import Base
+from hullo.functional import apply
+from hullo.kernels.spec import CombineSpec
+from hullo.parametrizations import get_parametrization
+from hullo.population.kernels import DTYPES
+from hullo.population.kernels.bn_act import STAGES, make_kernels
+from hullo.population.kernels.channel_stats import (
+    TILES,
+    PartialSums,
+    Tiling,
+    count_rows,
+    partial_statistics,
+    shared_columns,
+)
+from hullo.population.kernels.launch import launch, wait_for_previous
+from hullo.population.kernels.layouts import all_channels, channels_last, is_stacked
+
+MOST_CHANNELS = 2048
+"""The most channels of a group: a program merges the sums of all of them."""
+
+
+def group_norm_combine(
+    x: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    rows: Tensor,
+    bases: Iterable[Base],
+    *,
+    width: int,
+    eps: float,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return images after group norm, the sum with a residual and the activation, as two tensors.
+
+    Both share their memory. A value with two users gets a gradient from each, and this function adds them up.
+
+    Args:
+        x: images in one of the layouts of :mod:`hullo.population.kernels.layouts`; in another order in memory they are
+            copied first.
+        scale, shift: of each channel.
+        rows: coefficients, N for all channels or one row for each of equally many of them.
+        bases: the N base functions; each has a formula.
+        width: number of channels of a group.
+        eps: added to variances.
+        bias: of each channel, where the convolution left it out.
+        residual: images like x.
+        dtype: of the result, by default that of x.
+    """
+    channels = all_channels(x) if x.dim() in (4, 5) else 0
+    if x.dtype not in DTYPES or not x.numel() or not 0 < width <= MOST_CHANNELS or x.shape[-3] % width:
+        raise ValueError(
+            f"x is {x.dtype} of shape {tuple(x.shape)}, groups have {width} channels; give images (B, channels, H, W) "
+            f"or (members, B, channels, H, W) of {', '.join(map(str, DTYPES))}, and groups of equally many channels, "
+            f"{MOST_CHANNELS} at most"
+        )
+    if rows.dim() == 2 and channels % len(rows):
+        raise ValueError(f"{channels} channels do not fall into {len(rows)} equal parts, as many as there are rows")
+    call = _Call(tuple(bases), width, eps, x.dtype if dtype is None else dtype)
+    both: tuple[Tensor, Tensor] = _GroupNormCombine.apply(x, scale, shift, rows, bias, residual, call)
+    return both
+
+
+class _Call(NamedTuple):
+    """Hold the arguments of a call that are not tensors."""
+
+    bases: tuple[Base, ...]
+    width: int
+    eps: float
+    dtype: torch.dtype
+
+    def sizes(self, x: Tensor) -> dict[str, int]:
+        """Return the constants of the kernels that merge sums of columns."""
+        return {
+            "STACK": x.shape[-4] * (len(x) if is_stacked(x) else 1),
+            "CHANNELS": x.shape[-3],
+            "REPEAT": x.shape[-4],
+            "WIDTH": self.width,
+            "BLOCK": triton.next_power_of_2(self.width),
+        }
+
+
+class _GroupNormCombine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+        scale, shift, rows, bias, residual, call = given
+        ctx.set_materialize_grads(False)
+        ctx.call, leaves = call, (x, scale, shift, rows, bias, residual)
+        x, rows, residual = _in_order(x, rows, residual)
+        mean, variance, offsets = _compute_statistics(x, bias, call)
+        ctx.save_for_backward(*leaves, mean, variance, offsets)
+        each = _by_sample(x)
+        y, tiling = torch.empty_like(x, dtype=call.dtype), Tiling.of(each, TILES["apply"])
+        launch(
+            make_kernels(call.bases, x.dtype)["apply"], tiling.programs, x,
+            *_pointers(mean, variance, scale, shift, rows, bias, residual), y, call.eps, *tiling.sizes, follows=True,
+            **tiling.constants, **_constants(x, rows, bias, residual, call),
+        )  # fmt: skip
+        return y, y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        *leaves, mean, variance, offsets = ctx.saved_tensors
+        call, (_, _, _, learned, *_) = ctx.call, ctx.needs_input_grad
+        given = [gradient for gradient in gradients if gradient is not None]
+        if not given:
+            return (None,) * len(ctx.needs_input_grad)
+        if torch.is_grad_enabled():  # the gradients are differentiated, too
+            return _differentiate(ctx, functools.reduce(torch.add, given), leaves)
+        x, scale, shift, rows, bias, residual = leaves
+        x, rows, residual = _in_order(x, rows, residual)
+        dy, more, kernels = channels_last(given[0]), channels_last(given[-1]), make_kernels(call.bases, x.dtype)
+        others = _pointers(mean, variance, scale, shift, rows, bias, residual)
+        constants = _constants(x, rows, bias, residual, call) | {"STORE_DS": len(given) > 1 or residual is not None}
+        ds = torch.empty_like(x) if constants["STORE_DS"] else dy
+        tiling = Tiling.of(_by_sample(x), TILES["backward_sums"])
+        samples, channels = x.shape[-4], len(scale)
+        sums_of_bases = len(call.bases) if learned else 0
+        partial = PartialSums.empty(x, tiling.splits * samples, 2, sums_of_bases, constants["EACH"])
+        launch(
+            kernels["backward_sums"], tiling.programs, dy, more, x, *others, ds, partial.data, call.eps, *tiling.sizes,
+            follows=False, **tiling.constants, **constants, TWO_GRADIENTS=len(given) > 1, LEARNED=learned,
+            STAGES=STAGES,
+        )  # fmt: skip
+        sums = torch.empty(2, len(mean), dtype=torch.float32, device=x.device)
+        dbias = torch.empty(0 if bias is None else samples, channels, dtype=torch.float32, device=x.device)
+        sizes = call.sizes(x)
+        launch(
+            _merge_sums, len(mean), partial.data, scale, variance, offsets, sums, dbias, call.eps, *tiling.sizes,
+            follows=True, **sizes, PARTS=_parts(tiling.splits, sizes["BLOCK"]), BIAS=bias is not None,
+        )  # fmt: skip
+        tiling, dx = Tiling.of(_by_sample(x), TILES["backward_input"]), torch.empty_like(x)
+        launch(
+            kernels["backward_input"], tiling.programs, ds, x, *others, sums, dx, call.eps, *tiling.sizes,
+            follows=True, **tiling.constants, **constants, TRAINING=True, GROUPED=True,
+        )  # fmt: skip
+        drows = torch.empty_like(rows) if learned else None
+        dshift, dscale = partial.add_up(drows)
+        return (
+            dx,
+            dscale.to(scale.dtype),
+            dshift.to(shift.dtype),
+            drows,
+            None if bias is None else dbias.sum(0).to(bias.dtype),
+            None if residual is None else ds,
+            None,
+        )
+
+
+def _in_order(x: Tensor, rows: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return images and coefficients in the order in memory in which the kernels take them."""
+    return channels_last(x), rows.contiguous(), None if residual is None else channels_last(residual)
+
+
+def _differentiate(ctx: Any, dy: Tensor, leaves: Sequence[Any]) -> tuple[Tensor | None, ...]:
+    """Return the gradients by plain operations, which can be differentiated again."""
+    y = _combine_plainly(ctx.call, *leaves)
+    needed = [item for item, is_needed in zip(leaves, ctx.needs_input_grad, strict=False) if is_needed]
+    found = iter(torch.autograd.grad(y, needed, dy.to(y.dtype), create_graph=True))
+    return *(next(found) if is_needed else None for is_needed in ctx.needs_input_grad[:-1]), None
+
+
+def _combine_plainly(
+    call: _Call, x: Tensor, scale: Tensor, shift: Tensor, rows: Tensor, bias: Tensor | None, residual: Tensor | None
+) -> Tensor:
+    """Compute what the kernels do by differentiable operations."""
+    biased = _side_by_side(x).float()
+    if bias is not None:
+        biased = biased + bias.view(-1, 1, 1)
+    y = F.group_norm(biased, len(scale) // call.width, scale.float(), shift.float(), call.eps)
+    if residual is not None:
+        y = y + _side_by_side(residual)
+    y = apply(y, rows, CombineSpec(call.bases, get_parametrization("given"), 1)).to(call.dtype)
+    return y.unflatten(1, (len(x), -1)).transpose(0, 1) if is_stacked(x) else y
+
+
+def _side_by_side(x: Tensor) -> Tensor:
+    return x.transpose(0, 1).flatten(1, 2) if is_stacked(x) else x
+
+
+def _by_sample(x: Tensor) -> Tensor:
+    """Return images as stacked ones, of which each sample is one."""
+    return (x.flatten(0, 1) if is_stacked(x) else x).unsqueeze(1)
+
+
+def _pointers(mean: Tensor, *others: Tensor | None) -> tuple[Tensor, ...]:
+    """Return the tensors that the kernels take besides x; an absent one is replaced by another, which is not read."""
+    variance, scale, shift, rows, bias, residual = (mean if item is None else item for item in others)
+    return mean, variance, scale, shift, rows, bias, residual
+
+
+def _constants(x: Tensor, rows: Tensor, bias: Tensor | None, residual: Tensor | None, call: _Call) -> dict[str, Any]:
+    present = {"BIAS": bias is not None, "RESIDUAL": residual is not None}
+    return present | {"REPEAT": x.shape[-4], "WIDTH": call.width} | shared_columns(x, rows)
+
+
+def _parts(splits: int, block: int) -> int:
+    """Return how many partial sums of a block of columns a program loads at once."""
+    return int(min(triton.next_power_of_2(splits), max(1, 2048 // block)))
+
+
+def _compute_statistics(x: Tensor, bias: Tensor | None, call: _Call) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the mean and the variance of x + bias for each sample and group, and of each channel its mean less that of
+    its group where there is a bias."""
+    each, samples, channels = _by_sample(x), x.shape[-4], all_channels(x)
+    tiling = Tiling.of(each, TILES["partial_statistics"])
+    partial = torch.empty(3, tiling.splits, samples * channels, dtype=torch.float32, device=x.device)
+    launch(partial_statistics, tiling.programs, x, partial, *tiling.sizes, follows=False, **tiling.constants)
+    mean, variance = torch.empty(2, samples * channels // call.width, dtype=torch.float32, device=x.device)
+    offsets = torch.empty(0 if bias is None else samples, channels, dtype=torch.float32, device=x.device)
+    sizes = call.sizes(x)
+    launch(
+        _merge_statistics, len(mean), partial, mean if bias is None else bias, mean, variance, offsets, *tiling.sizes,
+        follows=True, **sizes, ROWS=tiling.constants["ROWS"], PARTS=_parts(tiling.splits, sizes["BLOCK"]),
+        BIAS=bias is not None,
+    )  # fmt: skip
+    return mean, variance, offsets
+
+
+@triton.jit
+def _merge_statistics(
+    partial_ptr, bias_ptr, mean_ptr, variance_ptr, offsets_ptr, pixels, tiles, splits, STACK: tl.constexpr,
+    CHANNELS: tl.constexpr, REPEAT: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    PARTS: tl.constexpr, BIAS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Merge the statistics of the columns of a group in float64, where the squares of float32 numbers are exact."""
+    wait_for_previous(EARLY)
+    ALL: tl.constexpr = STACK // REPEAT * CHANNELS
+    group, sample = tl.program_id(0) % (ALL // WIDTH), tl.program_id(0) // (ALL // WIDTH)
+    column = tl.arange(0, BLOCK)[None, :]
+    known = column < WIDTH
+    channel = group * WIDTH + column
+    owner = group * WIDTH // CHANNELS
+    partial_ptr += (owner * (REPEAT - 1) + sample) * CHANNELS  # of the owner's images, the sample
+    sums = tl.zeros([PARTS, BLOCK], tl.float64)
+    squares = tl.zeros([PARTS, BLOCK], tl.float64)
+    for part in range(0, splits, PARTS):
+        split = part + tl.arange(0, PARTS)[:, None]
+        at, inside = partial_ptr + split * (STACK * CHANNELS) + channel, (split < splits) & known
+        size = splits * (STACK * CHANNELS)
+        mean = tl.load(at, mask=inside, other=0.0).to(tl.float64)
+        mean += tl.load(at + size, mask=inside, other=0.0)
+        around = tl.load(at + 2 * size, mask=inside, other=0.0)
+        total = mean * count_rows(split, pixels, tiles, splits, ROWS)
+        sums += total
+        squares += around + total * mean
+    levels = tl.sum(sums, axis=0)[None, :] / pixels
+    around = tl.sum(squares, axis=0)[None, :] / pixels - levels * levels
+    if BIAS:
+        levels += tl.load(bias_ptr + channel, mask=known, other=0.0).to(tl.float32)
+    mean = tl.sum(levels, axis=1)[:, None] / WIDTH
+    levels = tl.where(known, levels - mean, 0.0)
+    variance = tl.sum(around + levels * levels, axis=1)[:, None] / WIDTH
+    variance = tl.maximum(variance, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    to = tl.program_id(0) + tl.zeros([1, 1], tl.int32)
+    tl.store(mean_ptr + to, mean.to(tl.float32))
+    tl.store(variance_ptr + to, variance.to(tl.float32))
+    if BIAS:
+        tl.store(offsets_ptr + sample * ALL + channel, levels.to(tl.float32), mask=known)
+
+
+@triton.jit
+def _merge_sums(
+    partial_ptr, scale_ptr, variance_ptr, offsets_ptr, sums_ptr, dbias_ptr, eps, pixels, tiles, splits,
+    STACK: tl.constexpr, CHANNELS: tl.constexpr, REPEAT: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    PARTS: tl.constexpr, BIAS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Compute the means over a group of scale * ds and of scale * ds * xhat; and of each channel the sum of dx."""
+    wait_for_previous(EARLY)
+    ALL: tl.constexpr = STACK // REPEAT * CHANNELS
+    group, sample = tl.program_id(0) % (ALL // WIDTH), tl.program_id(0) // (ALL // WIDTH)
+    column = tl.arange(0, BLOCK)[None, :]
+    known = column < WIDTH
+    channel = group * WIDTH + column
+    first = tl.zeros([PARTS, BLOCK], tl.float64)
+    second = tl.zeros([PARTS, BLOCK], tl.float64)
+    for part in range(0, splits, PARTS):
+        split = part + tl.arange(0, PARTS)[:, None]
+        at, inside = partial_ptr + (split * REPEAT + sample) * ALL + channel, (split < splits) & known
+        first += tl.load(at, mask=inside, other=0.0)
+        second += tl.load(at + splits * (STACK * CHANNELS), mask=inside, other=0.0)
+    scale = tl.load(scale_ptr + channel, mask=known, other=0.0).to(tl.float32)
+    of_shift = scale * tl.sum(first, axis=0)[None, :].to(tl.float32)
+    of_slope = scale * tl.sum(second, axis=0)[None, :].to(tl.float32)
+    level = tl.sum(of_shift, axis=1)[:, None] / pixels / WIDTH
+    tilt = tl.sum(of_slope, axis=1)[:, None] / pixels / WIDTH
+    to = tl.program_id(0) + tl.zeros([1, 1], tl.int32)
+    tl.store(sums_ptr + to, level)
+    tl.store(sums_ptr + tl.num_programs(0) + to, tilt)
+    if BIAS:
+        inverse = tl.rsqrt(tl.load(variance_ptr + to) + eps)
+        offset = tl.load(offsets_ptr + sample * ALL + channel, mask=known, other=0.0)
+        dbias = inverse * (of_shift - pixels * (level + offset * inverse * tilt))
+        tl.store(dbias_ptr + sample * ALL + channel, dbias, mask=known)
