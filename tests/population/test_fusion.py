@@ -24,11 +24,14 @@ def _fused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Network(nn.Module):
-    """A convolution, a batch norm, an activation, and any function of them."""
+    """A convolution, norms, an activation, and any function of them."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
-        self.conv, self.norm = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.conv, self.norm, self.groups = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.GroupNorm(2, 4)
+        self.up = nn.ConvTranspose2d(4, 6, 2, 2)
+        for parameter in self.groups.parameters():
+            nn.init.normal_(parameter)
         self.act, self.function = nn.ReLU(), function
 
     def forward(self, x: Tensor) -> Any:
@@ -119,14 +122,59 @@ def test_functions_are_fused_like_modules(activation: Callable[[Tensor], Tensor]
     "activation", [lambda x: F.hardtanh(x, -0.5, 2.0), lambda x: F.threshold(x, 0.1, 0.2), lambda x: x.abs()]
 )
 def test_functions_that_are_no_base_are_computed_alone(activation: Callable[[Tensor], Tensor]) -> None:
-    assert_equals_members(lambda net, x: F.max_pool2d(activation(net.conv(x)), 2), False)
+    assert_equals_members(lambda net, x: activation(net.norm(net.conv(x))), False)
 
 
 def test_pools_without_activation_and_norms_with_functions_are_fused() -> None:
     assert_equals_members(lambda net, x: F.max_pool2d(net.conv(x), 2), True)
-    assert_equals_members(lambda net, x: F.max_pool2d(net.norm(x[:, :1].expand(-1, 4, -1, -1)), 2), False)
+    assert_equals_members(lambda net, x: F.max_pool2d(net.norm(x[:, :1].expand(-1, 4, -1, -1)), 2), True)
     assert_equals_members(lambda net, x: F.relu(net.norm(net.conv(x))), True)
-    assert_equals_members(lambda net, x: F.max_pool2d(F.relu(net.norm(net.conv(x))), 2), True)
+    assert_equals_members(lambda net, x: F.max_pool2d(F.relu(net.norm(net.conv(x))), 2), 2)
+
+
+def _down_and_up(net: nn.Module, x: Tensor) -> Tensor:
+    y = F.silu(net.groups(net.conv(x[..., :6, :6])))
+    z = F.interpolate(F.max_pool2d(y, 2), scale_factor=2.0)
+    return torch.cat([y, z, x[:, :1, :6, :6], net.up(y[..., ::2, ::2])], 1)
+
+
+@pytest.mark.parametrize(
+    ("function", "fused"),
+    [
+        (lambda net, x: F.relu(net.groups(net.conv(x))), 1),
+        (lambda net, x: net.act(net.groups(net.conv(x)) + x.mean(1, keepdim=True).expand(-1, 4, -1, -1)), 1),
+        (lambda net, x: net.groups(net.conv(x)), 1),
+        (lambda net, x: (lambda y: F.relu(y) + y)(net.groups(net.conv(x))), 1),
+        (lambda net, x: F.relu(net.groups(net.norm(net.conv(x)))), 1),
+        (lambda net, x: F.group_norm(net.conv(x), 4), 1),
+        (lambda net, x: torch.tanh(F.instance_norm(net.conv(x))), 1),
+        (lambda net, x: F.group_norm(net.conv(x), 1, net.groups.weight, 2 * net.groups.bias), 0),
+        (lambda net, x: F.group_norm(net.conv(x).flatten(2), 2, net.groups.weight, net.groups.bias), 0),
+        (
+            lambda net, x: F.instance_norm(net.conv(x), net.norm.running_mean, net.norm.running_var, None, None, False),
+            0,
+        ),
+        (_down_and_up, 2),
+    ],
+)
+def test_norms_of_groups_are_fused(function: Callable[..., Any], fused: int) -> None:
+    assert_equals_members(function, fused)
+
+
+@pytest.mark.parametrize("is_moved", [True, False])
+def test_a_group_norm_under_autocast_is_rounded_for_products_alone(is_moved: bool) -> None:
+    def function(net: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = net.groups(net.conv(x))
+        return y if not is_moved else torch.cat([net.conv(F.max_pool2d(y, 2)[:, :3]), net.up(y)[:, :4, :3, :3]], 1)
+
+    members = [Network(function).to(DEVICE) for _ in range(2)]
+    x = torch.randn(2, 3, 3, 7, 7, device=DEVICE)
+    half = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # the interpreter has no products in bfloat16
+    with torch.autocast(DEVICE, half):
+        y = Population(members)(x)
+    assert y.dtype == (half if is_moved else torch.float32)
+    expected = torch.stack([member(x[k]) for k, member in enumerate(members)])
+    torch.testing.assert_close(y.float(), expected, rtol=0.03, atol=0.03)
 
 
 def _residual(net: nn.Module, x: Tensor) -> Tensor:

@@ -1,9 +1,10 @@
 """Find operations that one kernel computes together, and choose where it does.
 
-These patterns are found in a graph, on a GPU; the first two for images:
+These patterns are found in a graph, on a GPU; the first three for images:
 
     [convolution ->] [activation ->] max pool 2x2 [-> dropout] [-> flatten with channels last]
     [convolution ->] batch norm [-> + residual] -> activation
+    [convolution ->] group norm or instance norm [-> + residual] [-> activation]
     linear layer -> activation
     [[linear layer ->] + residual ->] layer norm or RMS norm
 
@@ -38,8 +39,17 @@ LookUp = Callable[[Any], Any]
 Sites = Mapping[int, Call]
 MOST_COLUMNS = 8192
 """The most features whose norm a kernel takes: a program holds whole rows in its registers."""
-_PRODUCTS = (aten.linear.default, aten.matmul.default, aten.bmm.default, aten.mm.default)
-_VIEWS = (aten.view.default, aten.reshape.default, aten.transpose.int, aten.permute.default, aten.flatten.using_ints)
+MOST_CHANNELS = 2048
+"""The most channels of a group: a program merges the sums of all of them."""
+_PRODUCTS = (
+    *(aten.linear.default, aten.matmul.default, aten.bmm.default, aten.mm.default),
+    *(aten.conv2d.default, aten.conv2d.padding, aten.conv_transpose2d.input),
+)
+_MOVES = (
+    *(aten.view.default, aten.reshape.default, aten.transpose.int, aten.permute.default, aten.flatten.using_ints),
+    *(aten.cat.default, aten.max_pool2d.default, aten.upsample_nearest2d.vec, aten.chunk.default),
+)
+"""Operators that only move numbers, or choose among them."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +84,7 @@ def find_fusions(nodes: Sequence[fx.Node], sites: Sites, written: Container[fx.N
     placeholders of tensors that change: a group is not computed at the place of each of its nodes.
     """
     taken: set[fx.Node] = set()
-    for find in (_find_pool, _find_norm, _find_linear, _find_sum, _find_layer_norm):
+    for find in (_find_pool, _find_norm, _find_group_norm, _find_linear, _find_sum, _find_layer_norm):
         for node in nodes:
             if (found := find(node, sites)) is None:
                 continue
@@ -167,8 +177,6 @@ def _find_pool(pool: fx.Node, sites: Sites) -> Fusion | None:
     convolution = source if _is_inner(source, aten.conv2d.default) else None
     if convolution is not None:
         inner.append(convolution)
-    elif act is None:
-        return None
     act = act or Call((get_base("identity"),), coefficients=(1.0,))
     inner, last, dropout, flat = [*inner, pool], pool, None, False
     rate, user = 0.0, _only_user(last)
@@ -205,29 +213,45 @@ def _find_norm(site: fx.Node, sites: Sites) -> Fusion | None:
             return None
     if not _is_norm(norm):
         return None
+    return _fuse_norm(site, [*inner, norm], norm, residual, act)
+
+
+def _find_group_norm(norm: fx.Node, sites: Sites) -> Fusion | None:
+    """Find a norm of groups without an activation."""
+    if norm.target is aten.batch_norm.default or not _normalizes(norm):
+        return None
+    return _fuse_norm(norm, [norm], norm, None, Call((get_base("identity"),), coefficients=(1.0,)))
+
+
+def _fuse_norm(last: fx.Node, inner: list[fx.Node], norm: fx.Node, residual: Any, act: Call) -> Fusion | None:
     given = arguments(norm)
-    parameters = [given[name] for name in ("running_mean", "running_var", "weight", "bias")]
-    if any(item is None or item.op != "placeholder" for item in parameters):  # computed ones are not the kernel's
+    is_batch_norm = norm.target is aten.batch_norm.default
+    names = ("running_mean", "running_var", "weight", "bias") if is_batch_norm else ("weight", "bias")
+    parameters = [given[name] for name in names]
+    known = (item is not None and item.op == "placeholder" for item in parameters)
+    if not all(known) and (is_batch_norm or parameters != [None, None]):  # computed ones are not the kernel's
         return None
     source = given["input"]
     convolution = source if _is_inner(source, aten.conv2d.default) else None
-    inner = [*inner, norm] if convolution is None else [*inner, norm, convolution]
-    is_output = any(user.op == "output" for user in site.users)  # its gradient can be asked for
+    inner = inner if convolution is None else [*inner, convolution]
+    is_output = any(user.op == "output" for user in last.users)  # its gradient can be asked for
     feeds_convolutions = any(
-        user.target is aten.conv2d.default and arguments(user)["groups"] == 1 for user in site.users
+        user.target is aten.conv2d.default and arguments(user)["groups"] == 1 for user in last.users
     )
 
     def compute(get: LookUp, rows: Tensor, context: Context) -> tuple[Value, ...]:
-        from hullo.population.kernels.bn_act import normalize_combine
-
-        x, bias, moments = _convolve(
-            get, source, convolution, context, normed=True, stacked=feeds_convolutions, measured=given["training"]
-        )
+        stacked, measured = feeds_convolutions and is_batch_norm, is_batch_norm and given["training"]
+        x, bias, moments = _convolve(get, source, convolution, context, normed=True, stacked=stacked, measured=measured)
         past = None
         if residual is not None:
             past = as_images(get(residual), context, stacked=x.dim() == 5).to(x.dtype)
-        mean, variance, scale, shift = (get(item).tensor.view(-1) for item in parameters)
+        if not is_batch_norm:
+            affine = [None if item is None else flat_parameter(get(item), context) for item in parameters]
+            return _normalize_groups(norm, last, context, x, affine, rows, act, bias, past)
+        from hullo.population.kernels.bn_act import normalize_combine
+
         late = None if is_output else LateGradients()
+        mean, variance, scale, shift = (get(item).tensor.view(-1) for item in parameters)
         both = normalize_combine(
             x,
             mean,
@@ -246,11 +270,64 @@ def _find_norm(site: fx.Node, sites: Sites) -> Fusion | None:
         )
         return tuple(replace(split_images(y, context), late=late) for y in both)
 
-    return _make(site, inner, act, compute)
+    return _make(last, inner, act, compute)
+
+
+def _normalize_groups(
+    norm: fx.Node,
+    last: fx.Node,
+    context: Context,
+    x: Tensor,
+    affine: Sequence[Tensor | None],
+    rows: Tensor,
+    act: Call,
+    bias: Tensor | None,
+    residual: Tensor | None,
+) -> tuple[Value, ...]:
+    """Return images after a norm of groups, for two users."""
+    from hullo.population.kernels.gn_act import group_norm_combine
+
+    dtype = x.dtype
+    if _feeds_products(last):
+        dtype = kernels.working_dtype(x)
+    elif torch.is_autocast_enabled(x.device.type):
+        dtype = torch.float32  # which autocast chooses
+    scale, shift = affine
+    both = group_norm_combine(
+        x,
+        scale,
+        shift,
+        rows,
+        act.bases,
+        width=_group_width(norm),
+        eps=arguments(norm)["eps"],
+        bias=bias,
+        residual=residual,
+        dtype=dtype,
+    )
+    return tuple(split_images(y, context) for y in both)
+
+
+def _group_width(norm: fx.Node) -> int:
+    """Return how many channels share statistics; 1 in an instance norm."""
+    groups = arguments(norm).get("num_groups")
+    return 1 if groups is None else int(norm.meta["val"].shape[1]) // groups
 
 
 def _is_norm(node: Any) -> bool:
-    return _is_inner(node, aten.batch_norm.default)
+    """Return whether a node normalizes images for one other node alone."""
+    return _normalizes(node) and _only_user(node) is not None
+
+
+def _normalizes(node: Any) -> bool:
+    """Return whether a node normalizes images in a way that kernels know."""
+    if not _is_image(node):
+        return False
+    if node.target is aten.group_norm.default:
+        return 0 < _group_width(node) <= MOST_CHANNELS and node.meta["val"].numel() > 0
+    if node.target is aten.instance_norm.default:
+        return bool(arguments(node)["use_input_stats"]) and arguments(node)["running_mean"] is None
+    return node.target is aten.batch_norm.default
 
 
 def _find_linear(site: fx.Node, sites: Sites) -> Fusion | None:
@@ -329,7 +406,7 @@ def _normalize(
 def _feeds_products(node: fx.Node) -> bool:
     """Return whether only products use a value, whose inputs autocast casts."""
     return bool(node.users) and all(
-        user.target in _PRODUCTS or (user.target in _VIEWS and _feeds_products(user)) for user in node.users
+        user.target in _PRODUCTS or (user.target in _MOVES and _feeds_products(user)) for user in node.users
     )
 
 

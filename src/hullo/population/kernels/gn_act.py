@@ -39,14 +39,11 @@ from hullo.population.kernels.channel_stats import (
 from hullo.population.kernels.launch import launch, wait_for_previous
 from hullo.population.kernels.layouts import all_channels, channels_last, is_stacked
 
-MOST_CHANNELS = 2048
-"""The most channels of a group: a program merges the sums of all of them."""
-
 
 def group_norm_combine(
     x: Tensor,
-    scale: Tensor,
-    shift: Tensor,
+    scale: Tensor | None,
+    shift: Tensor | None,
     rows: Tensor,
     bases: Iterable[Base],
     *,
@@ -63,7 +60,7 @@ def group_norm_combine(
     Args:
         x: images in one of the layouts of :mod:`hullo.population.kernels.layouts`; in another order in memory they are
             copied first.
-        scale, shift: of each channel.
+        scale, shift: of each channel; one and zero by default.
         rows: coefficients, N for all channels or one row for each of equally many of them.
         bases: the N base functions; each has a formula.
         width: number of channels of a group.
@@ -73,15 +70,16 @@ def group_norm_combine(
         dtype: of the result, by default that of x.
     """
     channels = all_channels(x) if x.dim() in (4, 5) else 0
-    if x.dtype not in DTYPES or not x.numel() or not 0 < width <= MOST_CHANNELS or x.shape[-3] % width:
+    if x.dtype not in DTYPES or not x.numel() or x.shape[-3] % width:
         raise ValueError(
             f"x is {x.dtype} of shape {tuple(x.shape)}, groups have {width} channels; give images (B, channels, H, W) "
-            f"or (members, B, channels, H, W) of {', '.join(map(str, DTYPES))}, and groups of equally many channels, "
-            f"{MOST_CHANNELS} at most"
+            f"or (members, B, channels, H, W) of {', '.join(map(str, DTYPES))}, and groups of equally many channels"
         )
     if rows.dim() == 2 and channels % len(rows):
         raise ValueError(f"{channels} channels do not fall into {len(rows)} equal parts, as many as there are rows")
     call = _Call(tuple(bases), width, eps, x.dtype if dtype is None else dtype)
+    scale = torch.ones(channels, device=x.device) if scale is None else scale
+    shift = torch.zeros(channels, device=x.device) if shift is None else shift
     both: tuple[Tensor, Tensor] = _GroupNormCombine.apply(x, scale, shift, rows, bias, residual, call)
     return both
 
