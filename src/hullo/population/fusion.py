@@ -2,9 +2,9 @@
 
 These patterns are found in a graph, on a GPU; the first three for images:
 
-    [convolution ->] [activation ->] max pool 2x2 [-> dropout] [-> flatten with channels last]
     [convolution ->] batch norm [-> + residual] -> activation
     [convolution ->] group norm or instance norm [-> + residual] [-> activation]
+    [convolution ->] [activation ->] max pool 2x2 [-> dropout] [-> flatten with channels last]
     linear layer -> activation
     [[linear layer ->] + residual ->] layer norm or RMS norm
 
@@ -84,7 +84,7 @@ def find_fusions(nodes: Sequence[fx.Node], sites: Sites, written: Container[fx.N
     placeholders of tensors that change: a group is not computed at the place of each of its nodes.
     """
     taken: set[fx.Node] = set()
-    for find in (_find_pool, _find_norm, _find_group_norm, _find_linear, _find_sum, _find_layer_norm):
+    for find in (_find_norm, _find_group_norm, _find_pool, _find_linear, _find_sum, _find_layer_norm):
         for node in nodes:
             if (found := find(node, sites)) is None:
                 continue
@@ -171,7 +171,8 @@ def _find_pool(pool: fx.Node, sites: Sites) -> Fusion | None:
     if not all(_all_equal(given[name], number) for name, number in usual.items()):
         return None
     source, inner = given["self"], []
-    act = _read_act(source, sites) if _only_user(source) else None
+    is_alone = _only_user(source) is None or _find_norm(source, sites) is not None  # or is computed with a norm
+    act = None if is_alone else _read_act(source, sites)
     if act is not None:
         inner, source = [source], source.args[0]
     convolution = source if _is_inner(source, aten.conv2d.default) else None

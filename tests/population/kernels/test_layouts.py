@@ -60,7 +60,7 @@ class Network(nn.Module):
         self.same = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
         self.down = nn.Conv2d(channels, 2 * channels, 3, stride=2)
         self.shortcut = nn.Conv2d(channels, 2 * channels, 1, stride=2)
-        self.wide = nn.Conv2d(2 * channels, 65, 1)  # more channels than our kernels take
+        self.wide = nn.Conv2d(2 * channels, 65, 1, dilation=2)  # which our kernels do not take
         self.norms = nn.ModuleList(
             nn.BatchNorm2d(width) for width in (channels, channels, 2 * channels, 65, 2 * channels)
         )

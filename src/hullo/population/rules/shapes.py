@@ -128,7 +128,26 @@ def concatenate(context: Context, values: Sequence[Value], dim: int = 0) -> Any:
     if any(len(value.shape) != len(values[0].shape) for value in values):
         return NotImplemented
     dim %= len(values[0].shape)
-    return Value(torch.cat([value.at(to, context.members) for value in values], dim + (dim >= to)), to)
+    parts, at = [value.at(to, context.members) for value in values], dim + (dim >= to)
+    if len(values[0].shape) != 4 or to > 1 or not is_eager():
+        return Value(torch.cat(parts, at), to)
+    order = [0, 3, 4, 1, 2] if to == 1 else [0, 1, 3, 4, 2]  # images stay in the order in which convolutions keep them
+    y: Tensor = _Concatenate.apply(order.index(at), *(part.permute(order) for part in parts))  # type: ignore[no-untyped-call]
+    return Value(y.permute([order.index(i) for i in range(5)]), to)
+
+
+class _Concatenate(torch.autograd.Function):
+    """Concatenate tensors whose gradients are contiguous; those of `torch.cat` are parts of the whole."""
+
+    @staticmethod
+    def forward(ctx: Any, dim: int, *parts: Tensor) -> Tensor:
+        ctx.dim, ctx.sizes = dim, [part.shape[dim] for part in parts]
+        return torch.cat(parts, dim)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        parts = zip(torch.split(gradient, ctx.sizes, ctx.dim), ctx.needs_input_grad[1:], strict=True)
+        return None, *(part.contiguous() if is_needed else None for part, is_needed in parts)
 
 
 @rule(aten.stack.default)
