@@ -41,16 +41,6 @@ def figures(
             help="Seed of the activations and coefficients to draw.", show_default="the first that did not diverge"
         ),
     ] = None,
-    layers: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--layer",
-            help="A layer to draw activations and coefficients of, from 1; may be given several times.",
-            show_default="all",
-        ),
-    ] = None,
-    width: Annotated[float, typer.Option(help="Width in inches; fonts keep their size.")] = 7.2,
-    no_title: Annotated[bool, typer.Option("--no-title", help="Leave titles out, as for a caption.")] = False,
     formats: Annotated[
         list[str] | None,
         typer.Option("--format", help="png, pdf or svg; may be given several times.", show_default="png and pdf"),
@@ -60,7 +50,7 @@ def figures(
 ) -> None:
     """Draw figures: accuracies, learned activations and coefficients; if asked for, the geometry of hulls."""
     from hullo.lab.analysis.experiments import experiments
-    from hullo.lab.analysis.figures import FIGURES, FORMATS, WITHOUT_RECORDS, check_layers, draw_figures, drawing, save
+    from hullo.lab.analysis.figures import FIGURES, FORMATS, WITHOUT_RECORDS, draw_figures, drawing, save
     from hullo.lab.analysis.sources import HOW_TO_GET_RECORDS, read_records
     from hullo.lab.files import make_directory
 
@@ -71,8 +61,6 @@ def figures(
             raise ValueError(f"unknown figure {unknown[0]!r}; available: {available}")
         if unknown := [name for name in formats or () if name not in FORMATS]:
             raise ValueError(f"unknown format {unknown[0]!r}; available: {', '.join(FORMATS)}")
-        if not 3 <= width <= 40:
-            raise ValueError(f"--width {width:g}: must be from 3 to 40 inches")
         need_records = [name for name in names if name in FIGURES]
         paths = records or [path for path in DEFAULT_RECORD_PATHS if path.exists()][:1]
         if need_records and not paths:
@@ -83,14 +71,13 @@ def figures(
             if loaded
             else []
         )
-        check_layers(selected, layers or ())
         seeds = {record.spec.seed for experiment in selected for record in experiment.records}
         if selected and seed is not None and seed not in seeds:
             raise ValueError(f"no run has seed {seed}; available: {', '.join(map(str, sorted(seeds)))}")
         make_directory(output)
     note_omitted(loaded, selected, columns)
-    with report_write_errors(output), drawing(width, titled=not no_title):
-        for name, figure in draw_figures(selected, names, seed, layers or ()):
+    with report_write_errors(output), drawing():
+        for name, figure in draw_figures(selected, names, seed):
             if figure is None:
                 typer.echo(f"note: no {name}: no finished run among these learned activations", err=True)
             else:

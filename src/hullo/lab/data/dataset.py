@@ -38,15 +38,15 @@ class Dataset:
         shape, dtype = self.train_images.shape[1:], self.train_images.dtype
         if not (dtype == torch.uint8 and len(shape) == 3) and not (dtype in (torch.float32, torch.int64) and shape):
             raise ValueError(
-                f"{self.name}: images must be uint8 of shape (count, channels, height, width), other samples float32 or "
-                f"int64 of shape (count, ...); got {dtype} of shape {tuple(self.train_images.shape)}"
+                f"{self.name}: images must be uint8 of shape (count, channels, height, width), other samples float32 "
+                f"or int64 of shape (count, ...); got {dtype} of shape {tuple(self.train_images.shape)}"
             )
         for name, (images, labels) in {"train": (self.train_images, self.train_labels), **self.eval_sets}.items():
             if images.shape[1:] != shape or images.dtype != dtype:
                 kinds = [f"{dtype} of shape {tuple(shape)}", f"{images.dtype} of shape {tuple(images.shape[1:])}"]
                 raise ValueError(f"{self.name}: training and {name} samples differ: {' and '.join(kinds)}")
             if labels.dtype != torch.int64 or labels.shape != images.shape[:1] or not len(labels):
-                raise ValueError(f"{self.name}: {len(images)} {name} samples, but {labels.dtype} labels {labels.shape}")
+                raise ValueError(f"{self.name}: {len(images)} {name} samples, {labels.dtype} labels {labels.shape}")
             low, high = (int(end) for end in labels.aminmax())
             if not 0 <= low <= high < len(self.classes):
                 raise ValueError(f"{self.name}: {name} labels from {low} to {high}, but {len(self.classes)} classes")

@@ -128,8 +128,8 @@ class OwnNetwork:
         needed = [p.name for p in parameters if p.default is p.empty and p.name in named and p.name not in given]
         if needed:
             raise ValueError(
-                f"{self.attribute} of {self.path.name} needs {', '.join(needed)}; hullo passes in_channels, num_classes, "
-                "the image_size of square images, and the activation of --activation relu: give others a default"
+                f"{self.attribute} of {self.path.name} needs {', '.join(needed)}; hullo passes in_channels, "
+                "num_classes, image_size of square images, and the activation of --activation: give others a default"
             )
         return given
 

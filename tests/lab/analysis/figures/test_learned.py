@@ -74,15 +74,3 @@ def test_prelu_is_a_kind_of_its_own_and_a_mean_over_channels() -> None:
         "prelu": (["prelu"], "mean over channels"),
         "identity,relu": (["affine"], ""),
     }
-
-
-def test_chosen_layers_keep_their_coefficients_numbers_and_names() -> None:
-    record = learned("affine(identity,relu,per=channel)", channels=[[[0.5, 0.5]], [[0.0, 1.0]], [[2.0, -1.0]]])
-    (pair,) = find_learned(experiment(record), layers=[3, 1])
-    chosen = pair.runs["affine"]
-    np.testing.assert_array_equal(chosen.paths, np.array(record.coefficients)[:, [0, 2]])
-    assert [rows.tolist() for rows in chosen.channels] == [record.channels[0], record.channels[2]]
-    assert chosen.numbers == (1, 3)
-    assert chosen.names == ("conv 1, 20 channels", "linear 1, 500 units")
-    (own,) = find_learned(experiment(replace(record, layers=["a", "b", "c"])), layers=[2])
-    assert own.runs["affine"].names == ("b",)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from matplotlib.figure import Figure
@@ -14,7 +14,6 @@ from hullo.lab.analysis.figures.accuracy import draw_final, draw_learning
 from hullo.lab.analysis.figures.activations import draw_activations
 from hullo.lab.analysis.figures.coefficients import draw_coefficients
 from hullo.lab.analysis.figures.geometry import draw_geometry
-from hullo.lab.analysis.figures.learned import check_layers
 from hullo.lab.analysis.figures.pipeline import draw_pipeline
 from hullo.lab.analysis.figures.style import FORMATS, drawing, save
 from hullo.lab.analysis.names import label
@@ -23,7 +22,6 @@ __all__ = [
     "FIGURES",
     "FORMATS",
     "WITHOUT_RECORDS",
-    "check_layers",
     "draw_activations",
     "draw_figures",
     "drawing",
@@ -43,7 +41,6 @@ def draw_figures(
     experiments: Iterable[Experiment],
     wanted: Collection[str] = FIGURES,
     seed: int | None = None,
-    layers: Sequence[int] = (),
 ) -> Iterator[tuple[str, Figure | None]]:
     """Yield the wanted figures with their file names; None for a figure without learned activations.
 
@@ -51,7 +48,6 @@ def draw_figures(
         experiments: runs to be compared.
         wanted: names of `FIGURES`, and of `WITHOUT_RECORDS`.
         seed: whose activations and coefficients are shown; by default the first that did not diverge.
-        layers: whose activations and coefficients are shown, counted from 1; by default all.
     """
     if "geometry" in wanted:
         yield "geometry", draw_geometry()
@@ -62,9 +58,9 @@ def draw_figures(
         name, experiment = stem(experiment), replace(experiment, name=label(experiment))
         name = _number(name, taken)
         if "activations" in wanted:
-            yield f"{name}-activations", draw_activations(experiment, seed, layers)
+            yield f"{name}-activations", draw_activations(experiment, seed)
         if "coefficients" in wanted:
-            figures: Mapping[str, Figure | None] = draw_coefficients(experiment, seed, layers) or {"": None}
+            figures: Mapping[str, Figure | None] = draw_coefficients(experiment, seed) or {"": None}
             for about, figure in figures.items():
                 yield _number("-".join(filter(None, [name, "coefficients", _slug(about)])), taken), figure
         if "accuracy" in wanted:

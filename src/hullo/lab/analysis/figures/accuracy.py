@@ -18,11 +18,9 @@ from hullo.lab.analysis.figures.style import (
     FAINT,
     GRAY,
     KINDS,
+    WIDTH,
     Round,
-    columns,
     entitle,
-    is_titled,
-    page_width,
     wrap,
 )
 from hullo.lab.analysis.sources import ENOUGH_SEEDS
@@ -46,13 +44,13 @@ def draw_learning(experiment: Experiment) -> Figure:
     curves = {row: intervals(experiment, row) for row in experiment.accuracies}
     lost = {row: cut_short(experiment, row) for row in experiment.accuracies}
     looks = _looks(experiment.accuracies)
-    width = min(columns(), len(panels))
+    width = min(2, len(panels))
     height = -(-len(panels) // width)
-    figure = Figure(figsize=(page_width(), 0.8 + 2.3 * height), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 0.8 + 2.3 * height), layout="constrained")
     places = figure.subplots(height, width, sharex=True, sharey=True, squeeze=False)
     for place, (about, rows) in zip(places.flat, panels.items(), strict=False):
         counts = [f"{_short(row)}: {_count(experiment, row)}" for row in rows if lost[row]]
-        place.set_title("\n".join(wrap(text, page_width() / width - 0.5, 8.0) for text in [about, *counts]))
+        place.set_title("\n".join(wrap(text, WIDTH / width - 0.5, 8.0) for text in [about, *counts]))
         for row in rows:
             _draw_curve(place, curves[row], row, looks[row])
             if not _has_interval(curves[row]):
@@ -204,7 +202,7 @@ def draw_final(experiment: Experiment) -> Figure:
     three seeds are not drawn.
     """
     cells = list(experiment.cells.values())
-    width = 0.85 * page_width()
+    width = 0.85 * WIDTH
     remarks = wrap(" ".join([experiment.reading.sentence, *experiment.remarks]), 0.62 * width, 6.5)
     names = [wrap(cell.row, 0.34 * width, 7.0) for cell in cells]
     lines = sum(name.count("\n") for name in names) + len(remarks.splitlines())
@@ -236,7 +234,7 @@ def draw_final(experiment: Experiment) -> Figure:
     panel.xaxis.set_major_locator(Round(nbins=min(10, int(2 * width))))
     panel.grid(axis="x", color=FAINT, linewidth=0.5)
     panel.set_xlabel(f"{experiment.images} {experiment.metric}")
-    panel.set_title(remarks if is_titled() else "", fontsize=6.5)
+    panel.set_title(remarks, fontsize=6.5)
     handles, labels = panel.get_legend_handles_labels()
     keys = dict(zip(reversed(labels), reversed(handles), strict=True))  # one per name: the first that was drawn
     ncols = min(len(keys), max(1, int(width / 1.6)))

@@ -18,12 +18,12 @@ from hullo.lab.analysis.figures.style import (
     KINDS,
     MANY,
     REACH,
+    WIDTH,
     X,
     cross,
     curves,
     depth_bar,
     entitle,
-    page_width,
     shade,
     wrap,
 )
@@ -34,13 +34,13 @@ MIDDLE = (0.05, 0.95)
 """The fraction of the channels inside a band."""
 
 
-def draw_activations(experiment: Experiment, seed: int | None = None, layers: Sequence[int] = ()) -> Figure | None:
+def draw_activations(experiment: Experiment, seed: int | None = None) -> Figure | None:
     """Draw the learned activations, affine ones solid, convex ones dashed; None if nothing was learned.
 
     There is a row of panels per set of bases. For a shallow network it has a panel per layer; for a deep one, a panel
     per hull, with the layers colored by depth.
     """
-    pairs = find_learned(experiment, seed, layers)
+    pairs = find_learned(experiment, seed)
     if not pairs:
         return None
     run = next(iter(pairs[0].runs.values()))
@@ -51,7 +51,7 @@ def draw_activations(experiment: Experiment, seed: int | None = None, layers: Se
 
 def _draw_one_by_one(pairs: list[Pair], names: Sequence[str]) -> Figure:
     layers = len(names)
-    width = min(page_width(), 1.0 + 2.0 * layers)
+    width = min(WIDTH, 1.0 + 2.0 * layers)
     figure = Figure(figsize=(width, 0.8 + len(pairs) * max(1.2, 0.65 * width / layers)), layout="constrained")
     panels = figure.subplots(len(pairs), layers, sharex=True, sharey=True, squeeze=False)
     for pair, line in zip(pairs, panels, strict=True):
@@ -81,7 +81,7 @@ def _draw_layer(panel: Axes, pair: Pair, kind: str, layer: int) -> None:
 
 
 def _draw_by_depth(pairs: list[Pair], layers: int) -> Figure:
-    figure = Figure(figsize=(page_width(), 0.6 + 1.75 * len(pairs)), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 0.6 + 1.75 * len(pairs)), layout="constrained")
     kinds = [kind for kind in LOOKS if any(kind in pair.runs for pair in pairs)]
     panels = figure.subplots(len(pairs), len(kinds), sharex=True, sharey=True, squeeze=False)
     for pair, line in zip(pairs, panels, strict=True):

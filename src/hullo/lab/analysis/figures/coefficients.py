@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,11 +23,10 @@ from hullo.lab.analysis.figures.style import (
     GRAY,
     MANY,
     TIME,
+    WIDTH,
     Round,
-    columns,
     depth_bar,
     entitle,
-    page_width,
     shade,
 )
 from hullo.lab.analysis.figures.ternary import CORNERS, OUTLINE, corner_names, draw_plane, frame, plane_key, project
@@ -41,13 +39,13 @@ END: dict[str, Any] = {"linestyle": "none", "marker": "o", "color": "black", "ma
 LINES = ("-", (0, (5, 1.5)), (0, (2, 1)), (0, (5, 1, 1, 1)))
 
 
-def draw_coefficients(experiment: Experiment, seed: int | None = None, layers: Sequence[int] = ()) -> dict[str, Figure]:
+def draw_coefficients(experiment: Experiment, seed: int | None = None) -> dict[str, Figure]:
     """Draw a figure for each set of bases, by what the rows have in their parentheses.
 
     Coefficients of three bases that sum to one are drawn as paths in a plane, others over epochs.
     """
     figures = {}
-    for pair in find_learned(experiment, seed, layers):
+    for pair in find_learned(experiment, seed):
         title = f"{experiment.name}: coefficients of {pair.about} {spell_span(experiment)}, {spell_seeds([pair])}"
         on_plane = {kind: run for kind, run in pair.runs.items() if kind in WHERE and len(pair.bases) == 3}
         others = {kind: run for kind, run in pair.runs.items() if kind not in on_plane}
@@ -63,11 +61,9 @@ def _draw_paths(pair: Pair, title: str) -> Figure:
     """Draw a row of panels per hull: the complete triangle, and a close-up; below them a key."""
     kinds = [kind for kind in WHERE if kind in pair.runs]
     room = ConstrainedLayoutEngine(h_pad=0.1)  # for the values around each panel
-    width, beside = page_width(), columns()
-    side = (width - 0.4) / beside
-    figure = Figure(figsize=(width, 1.4 / beside + side * 2 * len(kinds) / beside), layout=room)
+    figure = Figure(figsize=(WIDTH, 0.7 + (WIDTH - 0.4) / 2 * len(kinds)), layout=room)
     entitle(figure, title)
-    panels = figure.subplots(2 * len(kinds) // beside, beside, squeeze=False).reshape(len(kinds), 2)
+    panels = figure.subplots(len(kinds), 2, squeeze=False)
     shown: list[tuple[Axes, Learned, list[Label]]] = []
     epochs = Normalize(0, max(len(run.paths) for run in pair.runs.values()) - 1)
     for kind, (whole, close) in zip(kinds, panels, strict=True):
@@ -97,9 +93,8 @@ def _draw_paths(pair: Pair, title: str) -> Figure:
     elif pair.of_channels:
         keys.append(Line2D([], [], linestyle="none", label=f"paths: {pair.of_channels}"))
     if few:
-        layers = zip(run.numbers, run.names, strict=True)
-        keys += [Line2D([], [], linestyle="none", label=f"{number}: {name}") for number, name in layers]
-    figure.legend(handles=keys, loc="outside lower center", ncols=max(1, int(width / 2.3)), fontsize=7.0)
+        keys += [Line2D([], [], linestyle="none", label=f"{i}: {name}") for i, name in enumerate(run.names, 1)]
+    figure.legend(handles=keys, loc="outside lower center", ncols=max(1, int(WIDTH / 2.3)), fontsize=7.0)
     figure.draw_without_rendering()  # lays it out
     for panel, run, names in shown:
         ways = project(run.paths).swapaxes(0, 1)
@@ -127,7 +122,7 @@ def _numbers(run: Learned) -> list[Label]:
     """Return labels with the numbers of layers at the ends of their paths, preferably in the path's direction."""
     start, end = project(run.paths[[0, -1]])
     sides = (end - start) / np.maximum(np.linalg.norm(end - start, axis=1, keepdims=True), 1e-9)
-    return [Label(str(run.numbers[layer]), end[layer], sides[layer], 7.5) for layer in range(run.layers)]
+    return [Label(str(layer + 1), end[layer], sides[layer], 7.5) for layer in range(run.layers)]
 
 
 def _draw_over_epochs(pair: Pair, title: str) -> Figure:
@@ -137,7 +132,7 @@ def _draw_over_epochs(pair: Pair, title: str) -> Figure:
     shown = [first] if len(others) == 1 and SUM_TO_ONE.issuperset(kinds) else pair.bases
     layers = pair.runs[kinds[0]].layers
     grid = (1, len(kinds)) if len(shown) == 1 else (len(kinds), len(shown))
-    figure = Figure(figsize=(page_width(), 0.7 + (2.6 if len(shown) == 1 else 2.1) * grid[0]), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 0.7 + (2.6 if len(shown) == 1 else 2.1) * grid[0]), layout="constrained")
     entitle(figure, title)
     panels = figure.subplots(*grid, sharex=True, sharey=True, squeeze=False)
     every = [(kind, base) for kind in kinds for base in range(len(shown))]
@@ -155,7 +150,7 @@ def _draw_over_epochs(pair: Pair, title: str) -> Figure:
         depth_bar(figure, panels, layers)
     else:
         keys, _ = panels[0, 0].get_legend_handles_labels()
-        figure.legend(handles=keys, loc="outside lower center", ncols=max(1, int(page_width() / 2.3)), handlelength=3.0)
+        figure.legend(handles=keys, loc="outside lower center", ncols=max(1, int(WIDTH / 2.3)), handlelength=3.0)
     return figure
 
 

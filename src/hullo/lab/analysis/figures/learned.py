@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,8 +26,7 @@ class Learned:
     record: Record
     paths: np.ndarray
     channels: list[np.ndarray]
-    numbers: tuple[int, ...]  # of the layers, from 1
-    names: tuple[str, ...]
+    names: list[str]  # of the layers
 
     @property
     def layers(self) -> int:
@@ -52,21 +51,10 @@ class Pair:
         return "mean over channels" if any(run.is_mean for run in self.runs.values()) else ""
 
 
-def check_layers(experiments: Iterable[Experiment], layers: Sequence[int]) -> None:
-    """Raise a ValueError if an experiment has learned activations, but not in these layers."""
-    for experiment in experiments:
-        count = max((len(point) for record in experiment.records for point in record.coefficients[:1]), default=0)
-        if count and (wrong := [number for number in layers if not 1 <= number <= count]):
-            raise ValueError(
-                f"no layer {wrong[0]} in {experiment.name}, which has layers 1 to {count}; choose other layers, or "
-                "experiments with --experiment"
-            )
-
-
-def find_learned(experiment: Experiment, seed: int | None = None, layers: Sequence[int] = ()) -> list[Pair]:
+def find_learned(experiment: Experiment, seed: int | None = None) -> list[Pair]:
     """Return all hulls of an experiment and PReLU, each with the run of the seed, by default the first not to diverge.
 
-    Coefficients are those up to the epoch of the experiment's reading, of the given layers, counted from 1, or of all.
+    Coefficients are those up to the epoch of the experiment's reading.
     """
     pairs: dict[str, dict[str, Learned]] = {}
     for row in experiment.accuracies:
@@ -79,17 +67,8 @@ def find_learned(experiment: Experiment, seed: int | None = None, layers: Sequen
             paths = np.array(own.coefficients[: epoch + 1], dtype=float)
             ended = epoch == own.spec.epochs
             channels = [np.array(layer, dtype=float) for layer in own.channels] if ended else []
-            count = paths.shape[1]
-            numbers = tuple(sorted({*layers})) or tuple(range(1, count + 1))
-            chosen = [number - 1 for number in numbers]
-            names = layer_names(own.spec.network, count, own.layers)
-            pairs.setdefault(about, {})[kind] = Learned(
-                record=own,
-                paths=paths[:, chosen],
-                channels=[channels[i] for i in chosen] if channels else [],
-                numbers=numbers,
-                names=tuple(names[i] for i in chosen),
-            )
+            names = layer_names(own.spec.network, paths.shape[1], own.layers)
+            pairs.setdefault(about, {})[kind] = Learned(own, paths, channels, names)
     order = (*HULLS, str(PRELU))
     return [
         Pair(about, tuple(next(iter(runs.values())).record.bases), {kind: runs[kind] for kind in order if kind in runs})

@@ -7,7 +7,6 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from hullo.functional import combine
 from hullo.lab.files import atomic_write
 
 WIDTH = 7.2
-"""The default text width of a page in inches, so that fonts are printed at their nominal size."""
+"""The text width of a page in inches, so that fonts are printed at their nominal size."""
 FORMATS = ("png", "pdf", "svg")
 GRAY = "#8C8C8C"
 FAINT = "#D9D9D9"
@@ -68,49 +67,19 @@ _SETTINGS = {
 }
 
 
-_width = ContextVar("width", default=WIDTH)
-_titled = ContextVar("titled", default=True)
-
-
 @contextmanager
-def drawing(width: float = WIDTH, *, titled: bool = True) -> Iterator[None]:
-    """Apply the settings for drawing and saving figures, independent of the user's.
-
-    Args:
-        width: of figures, in inches.
-        titled: whether figures have a title; in a paper, the caption says it.
-    """
-    tokens = _width.set(width), _titled.set(titled)
-    try:
-        with style.context(["default", _SETTINGS]), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Glyph .* missing from font")  # a box stands for it
-            yield
-    finally:
-        _width.reset(tokens[0])
-        _titled.reset(tokens[1])
-
-
-def page_width() -> float:
-    """Return the width of figures in inches."""
-    return _width.get()
-
-
-def columns() -> int:
-    """Return how many large panels stand beside each other."""
-    return 2 if page_width() >= 5.0 else 1
-
-
-def is_titled() -> bool:
-    """Return whether figures have a title."""
-    return _titled.get()
+def drawing() -> Iterator[None]:
+    """Apply the settings for drawing and saving figures, independent of the user's."""
+    with style.context(["default", _SETTINGS]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # a box stands for it
+        yield
 
 
 def entitle(figure: Figure, text: str) -> None:
     """Give a figure a title, in as many lines as it needs."""
-    if is_titled():
-        title = wrap(text, figure.get_figwidth(), 9.0)
-        figure.suptitle(title)
-        figure.set_figheight(figure.get_figheight() + 0.15 * title.count("\n"))
+    title = wrap(text, figure.get_figwidth(), 9.0)
+    figure.suptitle(title)
+    figure.set_figheight(figure.get_figheight() + 0.15 * title.count("\n"))
 
 
 def wrap(text: str, inches: float, size: float) -> str:
