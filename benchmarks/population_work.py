@@ -41,6 +41,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from captured import capture_steps
 from peer_rows import PeerRow, add_peers, read_peers
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state
@@ -185,23 +186,16 @@ def graphed(step: Step, x: Tensor, y: Tensor) -> Step:
     """Return a step as a CUDA graph, which copies its inputs; without a GPU, as it is."""
     if not x.is_cuda:
         return step
-    inputs, side = (x.clone(), y.clone()), torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(WARM_UP):
-            step(*inputs)
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step(*inputs)
+    inputs = x.clone(), y.clone()
+    (replay,) = capture_steps(x.device, lambda: step(*inputs))
 
-    def replay(*new: Tensor) -> None:
+    def copy_and_replay(*new: Tensor) -> None:
         for captured, tensor in zip(inputs, new, strict=True):
             captured.copy_(tensor)
-        graph.replay()
+        replay()
 
-    replay.step = step  # type: ignore[attr-defined]  # keeps the tensors of the graph alive
-    return replay
+    copy_and_replay.step = step  # type: ignore[attr-defined]  # keeps the tensors of the graph alive
+    return copy_and_replay
 
 
 Make = Callable[[Work, Tensor, Tensor], Step]

@@ -10,15 +10,10 @@ after it.
 
 from __future__ import annotations
 
-import platform
-import shutil
-import subprocess
 import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +21,16 @@ import torch
 from torch import Tensor, nn
 
 import hullo
+from hullo.lab.spec.environment import environment
 
 sys.path.insert(0, str(Path(__file__).parent / "swap_models"))
 import timm_models
 import torchvision_models
 import transformers_models
-from watch import difference, tensors
+from checks import Build, Case
+from watch import difference, loss, tensors
 
 ROOT = Path(__file__).parents[1]
-STEPS = ("swapped", "trained", "saved", "loaded", "folded", "exported")
-
 TIMM = (
     "beit_base_patch16_224", "cait_xxs24_224", "convnext_atto", "convnextv2_atto", "cs3darknet_s",
     "deit_tiny_distilled_patch16_224", "densenet121", "edgenext_xx_small", "efficientnet_b0", "ese_vovnet19b_slim_dw",
@@ -48,106 +43,51 @@ TRANSFORMERS = (
 )  # fmt: skip
 
 
-@dataclass
-class Outcome:
-    """Hold the result for a model: the number of hulls, the completed steps, and the first failure."""
-
-    library: str
-    name: str
-    hulls: int = 0
-    done: list[str] = field(default_factory=list)
-    failure: str = ""
-    seconds: float = 0.0
-
-
-def cases(names: list[str]) -> Iterator[Any]:
-    torchvision_models.load()
-    by_name = {case.name: case for module in (timm_models, transformers_models) for case in module.cases()}
-    for name in names or [*TIMM, *TRANSFORMERS]:
-        yield by_name[name]
-
-
-def outputs(model: nn.Module, inputs: Any) -> list[Tensor]:
-    """Return the tensors that a model returns in evaluation mode."""
-    model.eval()
-    with torch.no_grad():
-        return list(tensors(call(model, inputs)))
-
-
-def call(model: Callable[..., Any], inputs: Any) -> Any:
-    return model(**inputs) if isinstance(inputs, dict) else model(*inputs)
-
-
 def expect_same(actual: list[Tensor], expected: list[Tensor]) -> None:
     if (found := difference(actual, expected)) > 1e-3:
         raise ValueError(f"outputs differ by {found:.2g}")
 
 
-def examine(case: Any) -> Outcome:
-    """Run all steps for one model, up to the first that fails."""
-    outcome, start = Outcome(case.library, case.name), time.perf_counter()
-    torch.manual_seed(0)
-    step = "built"
-    try:
-        model, inputs = case.build(), case.inputs()
-        before = outputs(model, inputs)
-        can_export = _exports(model, inputs)
-        state: Any = before
-        for step, part in zip(STEPS, (_swap, _train, _save, _load, _fold, _export), strict=True):
-            if step == "exported" and not can_export:
-                continue
-            state = part(case, model, inputs, state)
-            outcome.done.append(step)
-        outcome.hulls = len(hullo.summary(model).hulls)
-    except Exception as error:
-        outcome.failure = f"{step}: {type(error).__name__}: {str(error).splitlines()[0][:160]}"
-    outcome.seconds = time.perf_counter() - start
-    return outcome
+def swap(build: Build, case: Case, folder: Path) -> None:
+    before = build.outputs("eval")
+    hullo.replace_activations(build.model, example_inputs=build.inputs)
+    expect_same(build.outputs("eval"), before)
 
 
-def _swap(case: Any, model: nn.Module, inputs: Any, before: Any) -> Any:
-    hullo.replace_activations(model, example_inputs=inputs)
-    expect_same(outputs(model, inputs), before)
-
-
-def _train(case: Any, model: nn.Module, inputs: Any, state: Any) -> Any:
-    groups = hullo.parameter_groups(model, lr=1e-3, weight_decay=1e-2, coefficient_lr_scale=10)
-    optimizer = torch.optim.AdamW(groups)
-    start = [parameter.detach().clone() for parameter in hullo.coefficient_parameters(model)]
+def train(build: Build, case: Case, folder: Path) -> None:
+    optimizer = torch.optim.AdamW(
+        hullo.parameter_groups(build.model, lr=1e-3, weight_decay=1e-2, coefficient_lr_scale=10)
+    )
+    start = [parameter.detach().clone() for parameter in hullo.coefficient_parameters(build.model)]
     for _ in range(3):
         optimizer.zero_grad()
-        loss = sum(tensor.square().mean() for tensor in tensors(call(model.train(), inputs)))
-        loss.backward()
+        value = loss(build.outputs("train"))
+        value.backward()
         optimizer.step()
-    if not bool(torch.as_tensor(loss).isfinite()):
-        raise ValueError(f"the loss is {loss}")
-    moved = [not torch.equal(now, then) for now, then in zip(hullo.coefficient_parameters(model), start, strict=True)]
-    if not any(moved):
+    if not value.isfinite():
+        raise ValueError(f"the loss is {value}")
+    if all(map(torch.equal, hullo.coefficient_parameters(build.model), start)):
         raise ValueError("no coefficient has changed")
 
 
-def _save(case: Any, model: nn.Module, inputs: Any, state: Any) -> Any:
-    folder = tempfile.TemporaryDirectory()
+def save(build: Build, case: Case, folder: Path) -> None:
     if case.library == "transformers":
-        model.save_pretrained(folder.name)
+        build.model.save_pretrained(folder)
     else:
-        torch.save(model.state_dict(), Path(folder.name) / "model.pt")
-    return folder
+        torch.save(build.model.state_dict(), folder / "model.pt")
 
 
-def _load(case: Any, model: nn.Module, inputs: Any, folder: Any) -> Any:
-    path = Path(folder.name)
+def load(build: Build, case: Case, folder: Path) -> None:
     if case.library == "transformers":
         from safetensors.torch import load_file
 
-        loaded = _plain_class(model).from_pretrained(path)
-        hullo.restore(loaded, load_file(path / "model.safetensors"))
+        loaded = _plain_class(build.model).from_pretrained(folder)
+        hullo.restore(loaded, load_file(folder / "model.safetensors"))
     else:
-        saved = torch.load(path / "model.pt", weights_only=True)
+        saved = torch.load(folder / "model.pt", weights_only=True)
         loaded = hullo.restore(case.build(), saved)
         loaded.load_state_dict(saved)
-    expect_same(outputs(loaded, inputs), outputs(model, inputs))
-    folder.cleanup()
+    expect_same(build.outputs("eval", loaded), build.outputs("eval"))
 
 
 def _plain_class(model: nn.Module) -> Any:
@@ -155,65 +95,85 @@ def _plain_class(model: nn.Module) -> Any:
     return next(cls for cls in type(model).__mro__ if "_hullo_written" not in vars(cls) and cls.__name__ != "Rewritten")
 
 
-def _fold(case: Any, model: nn.Module, inputs: Any, state: Any) -> Any:
-    folded = hullo.fold(model, example_inputs=inputs)
+def fold(build: Build, case: Case, folder: Path) -> None:
+    folded = hullo.fold(build.model, example_inputs=build.inputs)
     if any(isinstance(module, hullo.Hull) for module in folded.modules()):
         raise ValueError("a hull is left")
-    expect_same(outputs(folded, inputs), outputs(model, inputs))
+    expect_same(build.outputs("eval", folded), build.outputs("eval"))
 
 
-def _exports(model: nn.Module, inputs: Any) -> bool:
+def export(build: Build, case: Case, folder: Path) -> None:
+    program = _exported(build)
+    given = build.inputs
+    with torch.no_grad():
+        found = program(**given) if isinstance(given, dict) else program(*given)
+    expect_same(list(tensors(found)), build.outputs("eval"))
+
+
+def _exported(build: Build) -> Any:
+    given = build.inputs
+    args, kwargs = ((), dict(given)) if isinstance(given, dict) else (tuple(given), {})
+    with torch.no_grad():
+        return torch.export.export(build.model.eval(), args, kwargs, strict=False).module()
+
+
+def can_export(build: Build) -> bool:
     try:
-        _exported(model.eval(), inputs)
+        _exported(build)
     except Exception:
         return False
     return True
 
 
-def _exported(model: nn.Module, inputs: Any) -> Any:
-    args, kwargs = ((), dict(inputs)) if isinstance(inputs, dict) else (tuple(inputs), {})
-    with torch.no_grad():
-        return torch.export.export(model, args, kwargs, strict=False).module()
+STEPS: dict[str, Callable[[Build, Case, Path], None]] = {
+    "swapped": swap,
+    "trained": train,
+    "saved": save,
+    "loaded": load,
+    "folded": fold,
+    "exported": export,
+}
 
 
-def _export(case: Any, model: nn.Module, inputs: Any, state: Any) -> Any:
-    program = _exported(model.eval(), inputs)
-    with torch.no_grad():
-        expect_same(list(tensors(call(program, inputs))), outputs(model, inputs))
+def examine(case: Case) -> tuple[int, list[str]]:
+    """Run all steps for one model, up to the first that fails; return the number of hulls, and a word per step."""
+    build, said = Build(case, torch.float32), []
+    skipped = set() if can_export(build) else {"exported"}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, step in STEPS.items():
+            try:
+                if name not in skipped:
+                    step(build, case, Path(folder))
+                said.append("-" if name in skipped else "yes")
+            except Exception as error:
+                said.append(f"{type(error).__name__}: {str(error).splitlines()[0][:160]}")
+                break
+    return len(hullo.summary(build.model).hulls), said + ["-"] * (len(STEPS) - len(said))
 
 
-def table(outcomes: list[Outcome]) -> str:
-    lines = [f"| model | hulls | {' | '.join(STEPS)} |", f"| :--- | ---: |{' :---: |' * len(STEPS)}"]
-    for item in outcomes:
-        cells = [
-            "yes" if step in item.done else item.failure if item.failure.startswith(step) else "-" for step in STEPS
-        ]
-        name = f"{item.library}/{item.name}".replace("_", r"\_")
-        lines.append(f"| {name} | {item.hulls} | {' | '.join(cells)} |")
-    git = shutil.which("git") or "git"
-    commit = subprocess.check_output([git, "rev-parse", "--short=12", "HEAD"], text=True, cwd=ROOT)  # noqa: S603
-    import timm
-    import transformers
-
-    versions = f"torch {torch.__version__}, timm {timm.__version__}, transformers {transformers.__version__}"
-    python = f"Python {platform.python_version()}"
-    return "\n".join(
-        [*lines, "", f"<sub>On a CPU, {python}, {versions}, hullo {hullo.__version__} ({commit.strip()}).</sub>"]
-    )
+def cases(names: list[str]) -> Iterator[Case]:
+    torchvision_models.load()
+    by_name = {case.name: case for module in (timm_models, transformers_models) for case in module.cases()}
+    yield from (by_name[name] for name in names or [*TIMM, *TRANSFORMERS])
 
 
 def main(names: list[str]) -> int:
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
-    outcomes = []
+    lines, failed = [f"| model | hulls | {' | '.join(STEPS)} |", f"| :--- | ---: |{' :---: |' * len(STEPS)}"], 0
     for case in cases(names):
-        outcomes.append(examine(case))
-        last = outcomes[-1]
-        said = f"{last.hulls} hulls, {len(last.done)} steps, {last.seconds:.1f} s {last.failure}"
-        print(f"{last.library}/{last.name}: {said}", flush=True)
+        hulls, said = examine(case)
+        failed += any(word not in ("yes", "-") for word in said)
+        escaped = f"{case.library}/{case.name}".replace("_", r"\_")
+        lines.append(f"| {escaped} | {hulls} | {' | '.join(said)} |")
+        print(lines[-1], flush=True)
     if not names:
-        (ROOT / "results" / "drop_in.md").write_text(f"{table(outcomes)}\n")
-    return sum(bool(item.failure) for item in outcomes)
+        import timm
+        import transformers
+
+        versions = f"timm {timm.__version__}, transformers {transformers.__version__}, {environment('a CPU')}"
+        (ROOT / "results" / "drop_in.md").write_text("\n".join([*lines, "", f"<sub>On {versions}.</sub>", ""]))
+    return failed
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from hullo.lab.bench.harness import Harness, Timing, ratios, take_turns
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SCRIPTS = {
-    "cpu_routes": ("--sizes", "4", "--routes", "GELU", "hullo", "plain"),
     "fold": (),
     "gated": (),
     "network_step": ("resnet56",),

@@ -1,12 +1,9 @@
-import importlib.util
 from collections import Counter
 from importlib import resources
-from pathlib import Path
 
 import torch
 
 from hullo.lab.data import find, load
-from hullo.lab.data.fashion_mnist import read_idx
 
 
 def test_sample_is_balanced_and_like_fashion_mnist():
@@ -45,14 +42,3 @@ def test_sample_has_the_first_images_of_each_class(real):
     images, labels = first_of_each_class(full.test_images, full.test_labels, 100)
     assert torch.equal(sample.test_images, images)
     assert torch.equal(sample.test_labels, labels)
-
-
-def test_tool_reproduces_the_sample(real):
-    source = real("fashion-mnist").root
-    spec = importlib.util.spec_from_file_location("make_sample", Path(__file__).parents[3] / "tools" / "make_sample.py")
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
-    made, kept = tool.make_sample(source), find("fashion-mnist-sample")
-    assert list(made) == [file.name for file in kept.release.files]
-    for name, content in made.items():  # compressed bytes may differ from one zlib to the next
-        assert torch.equal(read_idx(content), read_idx(kept.read(name)))

@@ -1,7 +1,6 @@
 """A sample of Fashion-MNIST that is part of the package, for examples and tests without downloads.
 
 It consists of the first 600 training and the first 100 test images of each class, in the order of the full files.
-`tools/make_sample.py` writes it.
 """
 
 from __future__ import annotations
