@@ -237,12 +237,12 @@ def test_accuracy_like_a_fraction_warns(tmp_path: Path) -> None:
         ({"activation": "swoosh"}, r"swoosh"),
         ({"seed": -1}, r"seed=-1"),
         ({"seed": 1.5}, r"seed=1\.5"),
-        ({"epochs": 10}, r"epochs=10.*log"),
+        ({"epochs": 10}, r"epochs.*log"),
         ({"lr": [1, 2]}, r"lr=\[1, 2\]"),
-        ({"optimizer": "sgd momentum=0.9"}, r"momentum=0\.9.*spaces"),
+        ({"optimizer": "sgd momentum=0.9"}, r"momentum=0\.9"),
         ({"a b": 1}, r"a b=1"),
         ({"val_size=1": 2}, r"val_size=1"),
-        ({"note": ""}, r"note=''"),
+        ({"note": ""}, r"note='"),
     ],
 )
 def test_wrong_arguments_are_rejected_before_training(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
@@ -277,12 +277,12 @@ def test_accepted_arguments_round_trip(tmp_path: Path, network: str, name: str, 
     ("metrics", "message"),
     [
         ({"accuracy": 50}, "unknown metric 'accuracy'.*test_accuracy"),
-        ({"train_loss": 1.0}, "no accuracy among train_loss"),
+        ({"train_loss": 1.0}, "got train_loss; log test_accuracy"),
         ({"test_accuracy": math.nan}, "test_accuracy=nan.*percent"),
         ({"test_accuracy": 101}, "test_accuracy=101.*percent"),
         ({"test_accuracy": "50"}, "test_accuracy='50'"),
         ({"test_accuracy": torch.ones(2)}, "test_accuracy=.*number"),
-        ({"test_accuracy": 50, "val_accuracy": 50}, "this epoch has.*val_accuracy.*earlier ones have test_accuracy"),
+        ({"test_accuracy": 50, "val_accuracy": 50}, "got test_accuracy, val_accuracy;.*earlier epochs: test_accuracy"),
     ],
 )
 def test_wrong_metrics_are_rejected(tmp_path: Path, metrics: dict[str, Any], message: str) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from numbers import Integral, Real
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,8 @@ from hullo.bases import in_order, is_built_in
 from hullo.lab.files import make_directory
 from hullo.lab.spec.activation import PRELU, ActivationSpec
 from hullo.lab.spec.environment import choose_device, device_name, environment
-from hullo.lab.spec.records import ACCURACY, Record, Records, round_number, round_numbers, spell_module
-from hullo.lab.spec.run_spec import SETTING, Spec
+from hullo.lab.spec.records import ACCURACY, Learned, Record, Records, make_record, round_number
+from hullo.lab.spec.run_spec import Spec
 from hullo.modules import Hull
 from hullo.parametrizations import BuiltInParametrization
 
@@ -78,8 +77,11 @@ def record(
     """
     layers, reasons = find_layers(model)
     row = _choose_activation(layers, activation, reasons)
+    if "epochs" in settings:
+        raise ValueError("epochs: the number of epochs is the number of calls of log; leave it out")
+    words = " ".join(f"{name}={value!s}" for name, value in sorted(settings.items()))  # short for NumPy's numbers
     seed_number = int(seed) if isinstance(seed, Integral) else seed  # NumPy's integers, too
-    spec = Spec(network, data, row, seed=seed_number, epochs=1, settings=_spell_settings(settings))
+    spec = Spec(network, data, row, seed=seed_number, epochs=1, settings=words)
     make_directory(Path(folder))
     records = Records(Path(folder) / "records.jsonl")
     records.check_new(spec, overwrite=overwrite)
@@ -127,18 +129,12 @@ class Run:
         """
         if self.is_over:
             raise ValueError("the record of this run is written; call log inside of the with block")
-        available = ACCURACIES if self._metric == ACCURACY else self._compared
-        if unknown := [name for name in metrics if name not in LOSSES + available]:
-            raise ValueError(f"unknown metric {unknown[0]!r}; available: {', '.join(available + LOSSES)}")
-        if not set(self._compared) & metrics.keys():
-            raise ValueError(
-                f"no {self._metric} among {', '.join(metrics) or 'no metrics'}; log {' or '.join(self._compared)}"
-            )
-        if self._curves and self._curves.keys() != metrics.keys():
-            raise ValueError(
-                f"this epoch has {', '.join(metrics)}, earlier ones have {', '.join(self._curves)}; log the same in "
-                "every epoch"
-            )
+        available = (*(ACCURACIES if self._metric == ACCURACY else self._compared), *LOSSES)
+        if unknown := [name for name in metrics if name not in available]:
+            raise ValueError(f"unknown metric {unknown[0]!r}; available: {', '.join(available)}")
+        if not set(self._compared) & metrics.keys() or (self._curves and self._curves.keys() != metrics.keys()):
+            earlier = f", as in earlier epochs: {', '.join(self._curves)}" if self._curves else ""
+            raise ValueError(f"got {', '.join(metrics) or 'no metrics'}; log {' or '.join(self._compared)}{earlier}")
         values = {name: _number(name, value) for name, value in metrics.items()}
         for name, value in values.items():
             self._curves.setdefault(name, []).append(value)
@@ -146,35 +142,23 @@ class Run:
 
     def to_record(self) -> Record:
         """Return the record of the epochs that were logged."""
-        epochs = len(self._points) - 1
+        epochs, row = len(self._points) - 1, self._spec.row
         if not epochs:
             raise ValueError("no epoch was logged, so nothing is recorded; call log after every epoch")
-        accuracies = {name: [*map(round_number, self._curves.get(name, ()))] for name in ACCURACIES}
-        losses = {name: round_numbers(self._curves.get(name, ())) for name in LOSSES}
-        row = self._spec.row
-        means = [[round_numbers(rows.mean(0).tolist()) for rows in point] for point in self._points]
-        is_finite = [
-            None not in itertools.chain((curve[epoch] for curve in losses.values() if curve), *means[1 + epoch])
-            for epoch in range(epochs)
-        ]
-        curves: dict[str, Any] = {**accuracies, **losses}
+        scores = {name: [*map(round_number, self._curves.get(name, ()))] for name in (*ACCURACIES, *self._compared)}
+        more: dict[str, Any] = scores
         if self._metric != ACCURACY:
-            test, val = ([*map(round_number, self._curves.get(name, ()))] for name in self._compared)
-            curves |= {"metric": self._metric, "lower_is_better": self._lower_is_better}
-            curves |= {"test_metric": test, "val_metric": val}
-        return Record(
-            spec=replace(self._spec, epochs=epochs),
-            ended="finished" if all(is_finite) else f"diverged in epoch {1 + is_finite.index(False)}",
-            bases=[item.name for item in row.bases] if row.learns else [],
-            coefficients=means if row.learns else [],
-            channels=[[*map(round_numbers, rows.tolist())] for rows in self._points[-1]]
-            if row.per == "channel"
-            else [],
+            test, val = (scores.pop(name) for name in self._compared)
+            more = scores | {"metric": self._metric, "lower_is_better": self._lower_is_better}
+            more |= {"test_metric": test, "val_metric": val}
+        return make_record(
+            replace(self._spec, epochs=epochs),
+            Learned.of(row, (layer.name for layer in self._layers), self._points),
+            {name: self._curves.get(name, []) for name in LOSSES},
             members=1,
-            seconds=round(time.perf_counter() - self._start, 3),
+            seconds=time.perf_counter() - self._start,
             environment=environment(device_name(self._device)),
-            layers=[spell_module(layer.name) for layer in self._layers] if row.learns else [],
-            **curves,
+            **more,
         )
 
 
@@ -279,30 +263,13 @@ def _choose_activation(layers: Mapping[str, list[Layer]], activation: str | None
     return str(row)
 
 
-def _spell_settings(settings: Mapping[str, str | float]) -> str:
-    words = []
-    for name, value in sorted(settings.items()):
-        word = f"{name}={value!s}"  # which is short for NumPy's numbers
-        if name == "epochs":
-            raise ValueError(f"epochs={value!r}: the number of epochs is the number of calls of log; leave it out")
-        if not isinstance(value, (str, Real)) or not SETTING.fullmatch(word):
-            raise ValueError(
-                f"{name}={value!r}: a setting must be a number or a word without spaces and '=', of at most 100 "
-                "characters, with a Python identifier as its name"
-            )
-        words.append(word)
-    return " ".join(words)
-
-
 def _number(name: str, value: Any) -> float:
     try:
-        if isinstance(value, (str, bytes)):
-            raise TypeError
-        number = float(value.detach() if isinstance(value, Tensor) else value)
+        number = float(value.detach() if isinstance(value, Tensor) else value) if not isinstance(value, str) else None
     except (TypeError, ValueError, RuntimeError):
-        raise ValueError(f"{name}={value!r}: must be a number") from None
-    if name in ACCURACIES and not 0 <= number <= 100:
-        raise ValueError(f"{name}={number:g}: must be from 0 to 100, in percent")
+        number = None
+    if number is None or (name in ACCURACIES and not 0 <= number <= 100):
+        raise ValueError(f"{name}={value!r}: must be a number{', from 0 to 100 percent' * (name in ACCURACIES)}")
     return number
 
 

@@ -15,10 +15,11 @@ from hullo.lab.comparison.candidates import Candidate
 from hullo.lab.comparison.decision import Arm
 from hullo.lab.comparison.task import Task
 from hullo.lab.recorder import find_layers
-from hullo.lab.run.local import Learned, read_coefficients
+from hullo.lab.run.local import read_coefficients
 from hullo.lab.run.loop import Loop
 from hullo.lab.run.training import make_optimizer
 from hullo.lab.spec.activation import ActivationSpec
+from hullo.lab.spec.records import Learned
 from hullo.population import Population, capture
 from hullo.surgery import parameter_groups
 

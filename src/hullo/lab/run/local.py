@@ -28,7 +28,7 @@ from hullo.lab.run.weights import ChosenEpochs, check_savable, save_weights
 from hullo.lab.signals import stop_request
 from hullo.lab.spec.activation import ActivationSpec
 from hullo.lab.spec.environment import Environment
-from hullo.lab.spec.records import Record, round_number, round_numbers, spell_module
+from hullo.lab.spec.records import Learned, Record, make_record, round_number
 from hullo.lab.spec.run_spec import Spec
 from hullo.population.activations import Activations
 
@@ -175,45 +175,13 @@ def build_records(training: Training, environment: Environment) -> list[Record]:
 
 def build_record(training: Loop, k: int, spec: Spec, learned: Learned, environment: Environment, **more: Any) -> Record:
     """Return the record of member k at the end of a training, with more fields: what it scored."""
-    finite = training.curves["finite"][:, k].tolist()
-    for epoch, point in enumerate(learned.points[1:]):  # coefficients may be finite although their mean is not
-        finite[epoch] = finite[epoch] and None not in itertools.chain(*point)
-    for name in (name for name in training.curves if name.endswith("_loss")):
-        more[name] = round_numbers(training.curves[name][:, k].tolist())
-    return Record(
-        spec=spec,
-        ended="finished" if all(finite) else f"diverged in epoch {finite.index(False) + 1}",
-        bases=[item.name for item in spec.row.bases] if spec.row.learns else [],
-        coefficients=learned.points,
-        channels=learned.channels,
-        layers=learned.layers,
-        members=len(training.population),
-        seconds=round(training.seconds, 3),
-        environment=environment,
-        **more,
-    )
-
-
-@dataclass(frozen=True)
-class Learned:
-    """The learned activations of a member as records have them: empty for fixed ones."""
-
-    points: list[list[list[float | None]]]  # means over channels, by epoch and layer
-    channels: list[list[list[float | None]]]  # the last ones of each channel, if there is one activation per channel
-    layers: list[str]
-
-    @classmethod
-    def of(cls, row: ActivationSpec, layers: Iterable[str], by_epoch: Sequence[Sequence[Tensor]]) -> Learned:
-        """Return them from the coefficients of each layer, (channels, bases), by epoch."""
-        means = [[round_numbers(layer.mean(0).tolist()) for layer in point] for point in by_epoch]
-        channels = [[*map(round_numbers, layer.tolist())] for layer in by_epoch[-1]] if row.per == "channel" else []
-        return cls(means, channels, [*map(spell_module, layers)])
+    losses = {name: curve[:, k].tolist() for name, curve in training.curves.items() if name.endswith("_loss")}
+    about = {"members": len(training.population), "seconds": training.seconds, "environment": environment}
+    return make_record(spec, learned, losses, training.curves["finite"][:, k].tolist(), **about, **more)
 
 
 def read_coefficients(activations: Activations, points: Sequence[Tensor], k: int, row: ActivationSpec) -> Learned:
     """Return what member k of a population learned, given the coefficients of all members by epoch."""
-    if not row.learns:
-        return Learned([], [], [])
     names = [item.name for item in row.bases]
     chosen = [[item.name for item in site.activations[k].bases] == names for site in activations.sites]
     by_epoch = [list(itertools.compress(activations.split(k, point[k]), chosen)) for point in points]

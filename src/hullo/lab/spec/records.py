@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hullo.lab.files import atomic_write, locked
+from hullo.lab.spec.activation import ActivationSpec
 from hullo.lab.spec.environment import Environment
 from hullo.lab.spec.run_spec import MAX_LENGTH, Spec
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 VERSION = 3
 ACCURACY = "accuracy"
@@ -172,6 +177,53 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 def _refuse_constant(token: str) -> NoReturn:
     raise ValueError(f"{token} is not a number")
+
+
+@dataclass(frozen=True)
+class Learned:
+    """The learned activations of a run as records have them: empty for fixed ones."""
+
+    points: list[list[list[float | None]]]  # means over channels, by epoch and layer
+    channels: list[list[list[float | None]]]  # the last ones of each channel, if there is one activation per channel
+    layers: list[str]
+
+    @classmethod
+    def of(cls, row: ActivationSpec, layers: Iterable[str], by_epoch: Sequence[Sequence[Tensor]]) -> Learned:
+        """Return them from the coefficients of each layer, (channels, bases), by epoch."""
+        if not row.learns:
+            return cls([], [], [])
+        means = [[round_numbers(layer.mean(0).tolist()) for layer in point] for point in by_epoch]
+        channels = [[*map(round_numbers, layer.tolist())] for layer in by_epoch[-1]] if row.per == "channel" else []
+        return cls(means, channels, [*map(spell_module, layers)])
+
+
+def make_record(
+    spec: Spec, learned: Learned, losses: Mapping[str, Sequence[float]], sound: Sequence[bool] = (), **more: Any
+) -> Record:
+    """Return the record of a finished run.
+
+    Args:
+        spec: of the run.
+        learned: its activations.
+        losses: by name and epoch; they, coefficients and what is not `sound` say when the run diverged.
+        sound: whether all else was finite, by epoch.
+        more: the other fields of the record.
+    """
+    rounded = {name: round_numbers(curve) for name, curve in losses.items()}
+    finite = [*sound] or [True] * spec.epochs
+    for epoch in range(spec.epochs):
+        numbers = [curve[epoch] for curve in rounded.values() if curve]
+        numbers += itertools.chain(*(learned.points[1 + epoch] if learned.points else ()))
+        finite[epoch] = finite[epoch] and None not in numbers
+    return Record(
+        spec=spec,
+        ended="finished" if all(finite) else f"diverged in epoch {1 + finite.index(False)}",
+        bases=[item.name for item in spec.row.bases] if spec.row.learns else [],
+        coefficients=learned.points,
+        channels=learned.channels,
+        layers=learned.layers,
+        **{**rounded, **more, "seconds": round(more["seconds"], 3)},
+    )
 
 
 class Records:
