@@ -232,7 +232,7 @@ def test_probabilities_are_said_to_be_no_logits(tmp_path: Path) -> None:
 def test_what_the_network_has_already_is_left_out(tmp_path: Path) -> None:
     result = compare(mlp, (X, LABELS), output=tmp_path, **FAST | {"candidates": ["relu", "tanh", "tanh"]})
     assert [row.candidate for row in result.rows if row.candidate != "as it is"] == ["tanh"]
-    assert any("relu" in note for note in result.notes)
+    assert any("relu" in note for note in result.setup.notes)
 
 
 def test_the_network_of_a_candidate_is_the_best_of_its_runs_after_its_best_epoch(tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_seeds_fix_weights_and_order_and_one_by_one_is_as_in_a_population() -> N
 
     def curves(names: list[str], seeds: list[int], **changes: Any) -> Tensor:
         candidates = {item.name: replace(item, **changes) for item in found}
-        setup = Setup(candidates, loader, task, inputs, None, 32, "adamw", 0.01, "float32")
+        setup = Setup("mlp", "data", [], candidates, loader, task, inputs, None, 32, "adamw", 0.01, "float32")
         trial = Trial([Arm(name, 0.03, seed) for name, seed in zip(names, seeds, strict=True)], setup, epochs=3)
         for _ in trial.advance():
             pass

@@ -34,6 +34,13 @@ def test_a_table_is_standardized_by_its_training_rows_and_scored_in_its_own_unit
     assert "1 rows" in data.split
 
 
+def test_a_word_that_no_training_row_has_stays_small(tmp_path: Path) -> None:
+    rows = [f"{i},{'rare' if i == 5 else 'often'},{i + 0.5}" for i in range(60)]
+    data = read_csv(write(tmp_path / "rare.csv", "size,place,price", *rows))
+    assert max(part[0].abs().max() for part in (data.train, data.val, data.test)) < 20
+    assert min(part[0][:, 1:].std(0).max() for part in (data.train, data.val, data.test)) == 0
+
+
 def test_words_and_few_whole_numbers_are_classes(tmp_path: Path) -> None:
     data = open_files(table(tmp_path), target="place")
     assert data.train[1].dtype == torch.int64

@@ -47,7 +47,7 @@ def compare(
     ] = None,
     metric: Annotated[
         str | None,
-        typer.Option(help="accuracy, loss, perplexity, rmse, mse or mae.", show_default="accuracy, or rmse"),
+        typer.Option(help="accuracy, loss, rmse or mae.", show_default="accuracy, or rmse"),
     ] = None,
     optimizer: Annotated[str, typer.Option(help="adamw, adam, sgd or rmsprop.")] = "adamw",
     weight_decay: Annotated[float, typer.Option(help="Weight decay of weights.")] = 0.01,

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from hullo.lab.comparison.decision import count_runs
 
 MAX_EPOCHS = 20
-MAX_SEEDS = 5
-"""The largest number of seeds that a round of the choice adds."""
 MIN_PAIRS = 6
 """The number of seeds to plan the confirmation for."""
 REPEATS = 30
@@ -49,8 +47,7 @@ class Clock:
         return CHOICE_SHARE * self.seconds - self.used
 
 
-@dataclass(frozen=True)
-class Cost:
+class Cost(NamedTuple):
     """The seconds of a population: to set it up, and for an epoch a fixed part and one for each network."""
 
     setup: float
@@ -70,44 +67,51 @@ class Cost:
         each = max((longer - seconds) / (other - count), longer / other / 10)
         return cls(setup, max(0.0, longer - other * each), each)
 
-    def seconds(self, runs: int, members: int, epochs: int) -> float:
-        """Return the seconds of a number of runs in populations of at most some members."""
-        return math.ceil(runs / members) * (self.setup + epochs * self.fixed) + epochs * self.each * runs
 
-    @property
-    def efficient_members(self) -> int:
-        """Return the number of members from which the fixed part is a fifth."""
-        return math.ceil(4 * self.fixed / self.each)
+NO_COST = Cost(0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a comparison: the number of epochs, the learning rates, and the networks at once."""
+    """The plan of a comparison.
+
+    Args:
+        epochs: of every run.
+        rates: the learning rates.
+        members: the networks at once.
+        cost: the time that they take.
+    """
 
     epochs: int
     rates: Sequence[float]
     members: int
+    cost: Sequence[float]
+
+    def seconds(self, runs: int) -> float:
+        """Return the seconds that a number of runs take."""
+        setup, fixed, each = self.cost
+        return math.ceil(runs / self.members) * (setup + self.epochs * fixed) + self.epochs * each * runs
 
 
 def make_plan(
-    seconds: float, cost: Cost, *, candidates: int, rates: Sequence[float], epochs: int | None, members: int
+    seconds: float, cost: Cost, candidates: int, rates: Sequence[float], epochs: int | None, members: int
 ) -> Plan:
     """Return the plan that fits; with too little time for the grid, the middle learning rate alone.
 
     Raises:
         ValueError: not even that fits.
 
-    >>> make_plan(600, Cost(0, 0, 0.2), candidates=7, rates=(0.001, 0.003, 0.01), epochs=None, members=8)
-    Plan(epochs=20, rates=(0.001, 0.003, 0.01), members=8)
+    >>> make_plan(600, Cost(0, 0, 0.2), 7, rates=(0.001, 0.003, 0.01), epochs=None, members=8).epochs
+    20
     """
     needed = math.inf
     for grid in (rates, (sorted(rates)[len(rates) // 2],)):
         runs = count_runs(candidates, len(grid) + (len(grid) > 1))  # with one more learning rate, for a longer grid
         for number in [epochs] if epochs is not None else range(MAX_EPOCHS, 0, -1):
-            choice, confirmation = (cost.seconds(count, members, number) for count in (runs, 2 * MIN_PAIRS))
-            needed = max(choice / CHOICE_SHARE, confirmation / CONFIRMATION_SHARE)
+            plan = Plan(number, grid, members, cost)
+            needed = max(plan.seconds(runs) / CHOICE_SHARE, plan.seconds(2 * MIN_PAIRS) / CONFIRMATION_SHARE)
             if needed <= seconds:
-                return Plan(number, grid, members)
+                return plan
     raise ValueError(
         f"the time is too short to train {candidates} candidates for {epochs or 1} epochs: give about "
         f"{math.ceil((needed - seconds) / 60)} more minutes, fewer candidates or epochs, or less data"
@@ -137,7 +141,6 @@ def measure_costs(networks: Sequence[nn.Module], inputs: Tensor, loss: Callable[
 
 def _measure_memory(network: nn.Module, step: Callable[[nn.Module], object]) -> int:
     """Return the bytes of the parameters and of what the backward pass needs."""
-    step(network)
     held: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hullo.lab.comparison.budget import Clock
+from hullo.lab.comparison.budget import NO_COST, Clock, Plan
 from hullo.lab.comparison.candidates import DEFAULT, prepare, seeded
 from hullo.lab.comparison.data import Data, read_data
 from hullo.lab.comparison.engine import CPU_MEMBERS, GPU_MEMBERS, Engine
@@ -75,7 +75,7 @@ def compare(
             `hull` of :func:`hullo.replace_activations`.
         loss: "cross_entropy", "bce", "mse", "mae", or a function of outputs and targets with a number per sample. By
             default cross-entropy for whole numbers, else the squared error.
-        metric: "accuracy", "loss", "perplexity", "rmse", "mse", "mae", or a function of all outputs and targets.
+        metric: "accuracy", "loss", "rmse", "mae", or a function of all outputs and targets, on the CPU.
         higher_is_better: whether higher values of a metric function are better.
         optimizer: "adamw", "adam", "sgd" (momentum 0.9) or "rmsprop"; the learning rate falls along a cosine.
         weight_decay: of weights; biases, norms and coefficients have none.
@@ -124,28 +124,37 @@ def compare(
         make, rates, chosen = seeded(network, inputs), _read_rates(lr, optimizer), choose_device(device)
         outputs, fingerprint = _call(make(0), inputs)
         if inputs is not None and targets is not None:
-            task.check_classes(outputs, data.targets)
-            task.check(outputs, targets[: len(inputs)].cpu())
+            task.check(outputs, targets[: len(inputs)].cpu(), data.targets)
         loader = data.loader(chosen)
         found, notes = prepare(make, candidates, inputs, lambda population: _probe(population, loader, inputs, step))
         if task.has_classes and are_probabilities(outputs):
-            notes.insert(0, f"the network returns {PROBABILITIES}")
-        batch_size = data.batch_size or batch_size
-        by_name = {item.name: item for item in found}
-        setup = Setup(by_name, loader, task, inputs, step, batch_size, optimizer, weight_decay, precision)
-        names = (_spell_name(getattr(network, "__name__", type(network).__name__)), data.name)
-        described = (*names, data.fingerprint(), fingerprint, *setup.candidates)
-        trained = (getattr(loss, "__name__", loss), epochs, rates, batch_size, optimizer, weight_decay, precision)
-        digest = hashlib.sha256(repr((*described, task.metric.name, *trained)).encode()).hexdigest()[:8]
-        store = Store(Path(output) / f"{names[0]}-{names[1]}-{digest}", task.metric.sign)
-        clock.spent = store.state.get("seconds", 0.0)
-        for note in notes:
-            progress.note(note)
+            notes.append(f"the network returns {PROBABILITIES}")
         if chosen.type == "cpu":
             progress.note("training on a CPU, with fewer networks than a GPU would train in the same time")
-        members, where = CPU_MEMBERS if chosen.type == "cpu" else GPU_MEMBERS, environment(device_name(chosen))
-        engine = Engine(setup, store, names, where, progress, clock, stop, members)
-        return Procedure(engine, rates, epochs, seeds, worth, data.split, notes).run()
+        for note in notes:
+            progress.note(note)
+        setup = Setup(
+            _spell_name(getattr(network, "__name__", type(network).__name__)),
+            data.name,
+            [f"data: {part}" for part in data.split.split("; ")] + notes,
+            {item.name: item for item in found},
+            loader,
+            task,
+            inputs,
+            step,
+            data.batch_size or batch_size,
+            optimizer,
+            weight_decay,
+            precision,
+        )
+        given = (task.metric.name, getattr(loss, "__name__", loss), epochs, rates, batch_size, optimizer, weight_decay)
+        described = [setup.network, data.name, data.fingerprint(), fingerprint, *setup.candidates, given, precision]
+        digest = hashlib.sha256(repr(described).encode()).hexdigest()[:8]
+        store = Store(Path(output) / f"{setup.network}-{data.name}-{digest}", task.metric.sign)
+        clock.spent = store.state.get("seconds", 0.0)
+        plan = Plan(1, rates, CPU_MEMBERS if chosen.type == "cpu" else GPU_MEMBERS, NO_COST)
+        engine = Engine(setup, store, environment(device_name(chosen)), progress, clock, stop, plan)
+        return Procedure(engine, rates, epochs, seeds, worth).run()
 
 
 @torch.no_grad()

@@ -70,7 +70,7 @@ class Choice:
 
     def is_at_edge(self, candidate: str) -> bool:
         """Return whether the best rate of a candidate is at an end of the grid."""
-        return len(self.grid) > 1 and self.rates[candidate] in (self.grid[0], self.grid[-1])
+        return len(self.grid) > 1 and self.rates.get(candidate) in (self.grid[0], self.grid[-1])
 
     @property
     def deviation(self) -> float | None:

@@ -6,7 +6,7 @@ import gc
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from threading import Event
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from hullo._compat import is_out_of_memory
-from hullo.lab.comparison.budget import Clock, Cost, OutOfTime, now
+from hullo.lab.comparison.budget import Clock, Cost, OutOfTime, Plan, now
 from hullo.lab.comparison.decision import FRESH, Arm, Score
 from hullo.lab.comparison.store import Store
 from hullo.lab.comparison.trial import Setup, Trial
@@ -27,11 +27,10 @@ from hullo.lab.spec.run_spec import Spec
 
 CHECKPOINT_EVERY = 30.0
 """Seconds between checkpoints."""
-CPU_MEMBERS, MAX_CPU_MEMBERS, GPU_MEMBERS = 8, 64, 512
-"""Numbers of networks in a population. On a CPU, more save time only where networks are small."""
+CPU_MEMBERS, GPU_MEMBERS = 16, 512
+"""The largest number of networks in a population. On a CPU, more save time only where networks are small."""
 MEMORY_SHARE = 0.8
 """The share of a GPU's memory that is planned for."""
-NO_COST = Cost(0.0, 0.0, 0.0)
 MEASURED_STEPS, MEASURED_EPOCHS = 10, 10**6
 """The steps that are measured before the plan is made, of a training that is not finished."""
 
@@ -41,21 +40,17 @@ class Engine:
     """Train runs and record them; those that have a record are not trained again.
 
     Args:
-        names: of the network and the data, for records.
-        cost: the time that populations take, once it is measured.
+        plan: the number of epochs and of networks at once, and the time that they take, once it is measured.
         pace: how much longer they took than that.
     """
 
     setup: Setup
     store: Store
-    names: tuple[str, str]
     environment: Environment
     progress: Progress
     clock: Clock
     stop: Event
-    members: int
-    epochs: int = 1
-    cost: Cost = NO_COST
+    plan: Plan
     pace: float = 1.0
 
     def train(self, arms: Sequence[Arm], words: str) -> dict[Arm, Score]:
@@ -78,7 +73,7 @@ class Engine:
         return self.predict_runs(len(self.missing(arms)))
 
     def predict_runs(self, runs: int) -> float:
-        return self.pace * self.cost.seconds(runs, self.members, self.epochs)
+        return self.pace * self.plan.seconds(runs)
 
     def _populations(self, arms: Sequence[Arm]) -> Iterator[list[Arm]]:
         """Yield runs that can be trained side by side, in parts of about the same size."""
@@ -87,7 +82,7 @@ class Engine:
             candidate = self.setup.candidates[arm.candidate]
             groups.setdefault(arm if candidate.group is None else candidate.group, []).append(arm)
         for group in groups.values():
-            parts = math.ceil(len(group) / self.members)
+            parts = math.ceil(len(group) / self.plan.members)
             yield from (group[i * len(group) // parts : (i + 1) * len(group) // parts] for i in range(parts))
 
     @contextmanager
@@ -98,8 +93,8 @@ class Engine:
         except Exception as error:
             if not is_out_of_memory(error) or members == 1:
                 raise
-            self.members = members // 2
-            self.progress.note(f"memory ran out with {members} networks at once; going on with {self.members}")
+            self.plan = replace(self.plan, members=members // 2)
+            self.progress.note(f"memory ran out with {members} networks at once; going on with {members // 2}")
 
     def _make_trial(self, arms: Sequence[Arm], epochs: int) -> Trial:
         if self.setup.loader.device.type == "cuda":
@@ -112,8 +107,8 @@ class Engine:
         started = self.clock.used
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(arms[0].seed)
-            trial = self._make_trial(arms, self.epochs)
-            state, best = self.store.load_checkpoint(arms, self.setup.loader.device)
+            trial = self._make_trial(arms, self.plan.epochs)
+            state, best = self.store.load_checkpoint(arms)
             chosen = ChosenEpochs(best)
             if state:
                 trial.load_state_dict(state)
@@ -132,8 +127,7 @@ class Engine:
                 self.progress.update(fraction * len(arms), f"{title}, {at}, {spell_time(self.clock.left)} left")
             self._record(trial, chosen)
         if not state:  # half of what is known, half of what is new
-            now = (self.clock.used - started) / self.cost.seconds(len(arms), self.members, self.epochs)
-            self.pace = (self.pace + now) / 2
+            self.pace = (self.pace + (self.clock.used - started) / self.plan.seconds(len(arms))) / 2
 
     def _describe(self, arms: Sequence[Arm]) -> str:
         labels = list(dict.fromkeys(self.setup.candidates[arm.candidate].label for arm in arms))
@@ -143,15 +137,15 @@ class Engine:
     def _record(self, trial: Trial, chosen: ChosenEpochs) -> None:
         """Record the runs of a trial, after the weights of those that are the best of their candidate."""
         chosen.load_into(trial.population)
+        best: dict[str, tuple[float, int]] = {}  # validation score and member, -1 for a run that has a record
+        known = [(arm, score.val, -1) for arm, score in self.store.scores().items()]
         records = [self._to_record(trial, k) for k in range(len(trial.arms))]
-        best: dict[str, tuple[float, int | None]] = {}
-        known = ((arm, score.val, None) for arm, score in self.store.scores().items())
-        new = ((arm, self.store.score_of(records[k]).val, k) for k, arm in enumerate(trial.arms))
-        for arm, value, k in (*known, *new):
+        new = [(arm, self.store.score_of(records[k]).val, k) for k, arm in enumerate(trial.arms)]
+        for arm, value, k in known + new:
             if value > best.get(arm.candidate, (-math.inf,))[0]:  # NaN is not
                 best[arm.candidate] = value, k
         for name, (_, k) in best.items():
-            if k is not None:
+            if k >= 0:
                 self.store.save_weights(self.setup.candidates[name].label, trial.population[k])
         for k, arm in enumerate(trial.arms):
             if arm.seed >= FRESH and trial.examples is not None:
@@ -168,7 +162,7 @@ class Engine:
             compared = {"test_accuracy": [], "metric": metric.name, "lower_is_better": not metric.higher}
             compared |= {f"{name}_metric": values for name, values in scores.items()}
         words = f"batch_size={setup.batch_size} lr={arm.lr:g} optimizer={setup.optimizer}"
-        spec = Spec(*self.names, arm.candidate, seed=arm.seed, epochs=self.epochs, settings=words)
+        spec = Spec(setup.network, setup.data, arm.candidate, seed=arm.seed, epochs=trial.epochs, settings=words)
         learned = trial.learned(k, setup.candidates[arm.candidate])
         return build_record(trial, k, spec, learned, self.environment, **compared)
 
@@ -183,10 +177,12 @@ class Engine:
             with self._halving(len(large)):
                 (_, one), (setup, many) = self._measure(large[:1]), self._measure(large)
                 cost = Cost.of(setup, (1, one), (len(large), many))
+        is_alone = all(candidate.group is None for candidate in self.setup.candidates.values())
+        members = 1 if is_alone else self.plan.members
         if device.type == "cuda":
-            free, _ = torch.cuda.mem_get_info(device)
-            taken = torch.cuda.memory_reserved(device)
-            self.members = min(self.members, max(1, int(MEMORY_SHARE * (free + taken) * len(large) / taken)))
+            free, taken = torch.cuda.mem_get_info(device)[0], torch.cuda.memory_reserved(device)
+            members = min(members, max(1, int(MEMORY_SHARE * (free + taken) * len(large) / taken)))
+        self.plan = replace(self.plan, members=members)
         return cost
 
     def _measure(self, arms: Sequence[Arm]) -> tuple[float, float]:

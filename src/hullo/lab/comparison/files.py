@@ -167,7 +167,8 @@ def _read_targets(cells: Sequence[str], where: str, *, regress: bool) -> Tensor:
 def _standardize(data: Data) -> Data:
     """Scale features, and targets of regression, by means and deviations of the training rows."""
     x, y = data.train
-    shift, scale = x.mean(0), x.std(0).clamp_min(1e-12)
+    shift, scale = x.mean(0), x.std(0)
+    scale[scale <= 1e-6 * x.abs().amax(0)] = 1.0  # what is constant in training rows may differ in others
     is_regression = y.is_floating_point()
     mean, data.scale = (float(y.mean()), float(y.std()) or 1.0) if is_regression else (0.0, 1.0)
     for name in ("train", "val", "test"):

@@ -16,20 +16,13 @@ import torch
 
 from hullo.lab.analysis.power import detectable_difference
 from hullo.lab.comparison import decision
-from hullo.lab.comparison.budget import (
-    MAX_SEEDS,
-    MIN_PAIRS,
-    Cost,
-    OutOfTime,
-    Plan,
-    StepCost,
-    make_plan,
-    measure_costs,
-)
+from hullo.lab.comparison.budget import MIN_PAIRS, OutOfTime, Plan, StepCost, make_plan, measure_costs
 from hullo.lab.comparison.decision import FRESH, MAX_PAIRS, ORIGINAL, UNDECIDED, Arm, Choice, Pairs, Verdict
-from hullo.lab.comparison.engine import MAX_CPU_MEMBERS, Engine
+from hullo.lab.comparison.engine import Engine
 from hullo.lab.comparison.result import Result, spell_number
 
+MAX_SEEDS = 5
+"""The largest number of seeds that a round of the choice adds."""
 RESERVE = 0.9
 """The share of the time left that the confirmation is planned for."""
 FIRST_SHARE = 0.3
@@ -46,8 +39,6 @@ class Procedure:
         epochs: of every run; None for as many as fit.
         seeds: the largest number of fresh seeds; None for as many as fit.
         worth: the smallest gain that is worth a change; None for a default.
-        split: how the data were split.
-        notes: on candidates that were left out.
     """
 
     engine: Engine
@@ -55,62 +46,34 @@ class Procedure:
     epochs: int | None
     seeds: int | None
     worth: float | None
-    split: str
-    notes: list[str]
 
     def run(self) -> Result:
         """Run, and return the result."""
-        engine, store, metric = self.engine, self.engine.store, self.engine.setup.task.metric
-        plan, choice, verdict = self._plan(), Choice(), None
-        worth, costs = self.worth, []
+        engine, store = self.engine, self.engine.store
+        engine.plan = self._plan()
+        result = Result(engine, Choice(grid=list(engine.plan.rates)), self.worth, self.worth is None)
         with suppress(OutOfTime):
-            choice = self._choose(plan)
-            worth = metric.default_worth(choice.mean(ORIGINAL)) if worth is None else worth
-            verdict = self._confirm(choice, worth)
-            costs = [] if verdict is None else self._measure_costs(choice)
-        store.publish(choice.rates)
+            result.choice = choice = self._choose()
+            worth = result.worth = self.worth or engine.setup.task.metric.default_worth(choice.mean(ORIGINAL))
+            result.verdict = self._confirm(choice, worth)
+            result.costs = [] if result.verdict is None else self._measure_costs(choice)
+        store.publish(result.choice.rates)
         store.update(seconds=engine.clock.used)
-        result = Result(
-            *engine.names,
-            split=self.split,
-            setup=engine.setup,
-            plan=plan,
-            choice=choice,
-            verdict=verdict,
-            store=store,
-            worth=worth,
-            worth_rule=f" ({metric.worth_rule})" if self.worth is None else "",
-            power=store.state.get("power"),
-            costs=costs,
-            needed=self._minutes_to_decide(plan, verdict),
-            notes=self.notes,
-        )
+        result.needed = self._minutes_to_decide(result.verdict)
         store.update(finding=result.finding)
         return result
 
     def _plan(self) -> Plan:
         """Return the plan of an earlier call, or make one from measured steps."""
-        engine, state = self.engine, self.engine.store.state
-        if "plan" not in state:
+        engine, store = self.engine, self.engine.store
+        if "plan" not in store.state:
             candidates = engine.setup.candidates
             cost = engine.measure([Arm(name, lr, 0) for name in candidates for lr in self.rates])
-            members = engine.members
-            if engine.setup.loader.device.type == "cpu":
-                members = min(MAX_CPU_MEMBERS, max(members, cost.efficient_members))
-            plan = make_plan(
-                engine.clock.left,
-                cost,
-                candidates=len(candidates),
-                rates=self.rates,
-                epochs=self.epochs,
-                members=members,
-            )
-            engine.store.update(plan=asdict(plan), cost=asdict(cost))
-        plan = Plan(**state["plan"])
-        engine.cost, engine.members, engine.epochs = Cost(**state["cost"]), plan.members, plan.epochs
-        return plan
+            seconds, members = engine.clock.left, engine.plan.members
+            store.update(plan=asdict(make_plan(seconds, cost, len(candidates), self.rates, self.epochs, members)))
+        return Plan(**store.state["plan"])
 
-    def _choose(self, plan: Plan) -> Choice:
+    def _choose(self) -> Choice:
         """Return the choice of an earlier call, or choose."""
         engine, store = self.engine, self.engine.store
         if "choice" in store.state:
@@ -118,7 +81,7 @@ class Procedure:
             return Choice(**store.state["choice"], scores=scores)
         choice = decision.choose(
             list(engine.setup.candidates),
-            plan.rates,
+            engine.plan.rates,
             engine.train,
             count_seeds=self._count_seeds,
             may_extend=lambda arms: engine.predict(arms) <= max(0.0, engine.clock.left_to_choose),
@@ -142,11 +105,11 @@ class Procedure:
 
     def _confirm(self, choice: Choice, worth: float) -> Verdict | None:
         """Look at the challenger and the original on fresh seeds, unless an earlier call has decided."""
-        engine, state = self.engine, self.engine.store.state
-        looks: list[int] = state.get("looks", [])
+        engine, store = self.engine, self.engine.store
+        looks: list[int] = store.state.get("looks", [])
         done, verdict = 0, None
         if looks:
-            done, verdict = looks[-1], decision.confirm(choice, looks[-1], worth, len(looks), engine.store.scores())
+            done, verdict = looks[-1], decision.confirm(choice, looks[-1], worth, len(looks), store.scores())
             if verdict.kind != UNDECIDED:
                 return verdict
         look, left = len(looks) + 1, RESERVE * engine.clock.left
@@ -159,21 +122,21 @@ class Procedure:
             pairs = max(n for n in range(pairs + 1) if not engine.missing(choice.confirmation(n)))
         if pairs <= max(done, 1):
             return verdict
-        engine.store.update(looks=[*looks, pairs])
-        return decision.confirm(choice, pairs, worth, look, engine.store.scores())
+        store.update(looks=[*looks, pairs])
+        return decision.confirm(choice, pairs, worth, look, store.scores())
 
     def _announce(self, choice: Choice, pairs: int, look: int) -> None:
         """Print the power of the confirmation, before it starts."""
-        likely = ""
+        engine, likely = self.engine, ""
         if choice.deviation is not None:
             power = detectable_difference(choice.deviation, pairs, decision.alpha_of(look))
-            self.engine.store.update(power=power)
-            unit = f" {self.engine.setup.task.metric.unit}".rstrip()
+            engine.store.update(power=power)
+            unit = f" {engine.setup.task.metric.unit}".rstrip()
             likely = f"; a gain of {spell_number(power)}{unit} is found with a probability of 80 %"
-        label = self.engine.setup.candidates[choice.challenger].label
-        self.engine.progress.note(f"confirmation of {label} on {pairs} fresh seeds, look {look}{likely}")
+        label = engine.setup.candidates[choice.challenger].label
+        engine.progress.note(f"confirmation of {label} on {pairs} fresh seeds, look {look}{likely}")
 
-    def _minutes_to_decide(self, plan: Plan, verdict: Verdict | None) -> float | None:
+    def _minutes_to_decide(self, verdict: Verdict | None) -> float | None:
         """Return the minutes, in all, that would decide if all stayed as it is; None if that takes too many seeds."""
         engine = self.engine
         if verdict is not None:
@@ -181,7 +144,7 @@ class Procedure:
             runs = None if verdict.more is None or verdict.more > most else 2 * verdict.more
         else:
             chosen = sum(arm.seed < FRESH for arm in engine.store.records)
-            all_runs = decision.count_runs(len(engine.setup.candidates), len(plan.rates))
+            all_runs = decision.count_runs(len(engine.setup.candidates), len(engine.plan.rates))
             runs = max(0, all_runs - chosen) + 2 * MIN_PAIRS
         return None if runs is None else (engine.clock.used + engine.predict_runs(runs) / RESERVE) / 60
 

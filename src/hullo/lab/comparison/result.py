@@ -13,14 +13,11 @@ import torch
 from torch import nn
 
 from hullo.lab.analysis.statistics import t_quantile
-from hullo.lab.comparison.budget import Plan, StepCost
-from hullo.lab.comparison.candidates import AS_IT_IS, HULL, Candidate
+from hullo.lab.comparison.budget import StepCost
+from hullo.lab.comparison.candidates import HULL, Candidate
 from hullo.lab.comparison.decision import FRESH, KEEP, ORIGINAL, WINS, Choice, Verdict, fill, worst_of
-from hullo.lab.comparison.store import Store
-from hullo.lab.comparison.task import Metric
-from hullo.lab.comparison.trial import Setup
-
-CONFIRMED, EXPLORED = "confirmed", "exploratory"
+from hullo.lab.comparison.engine import Engine
+from hullo.lab.spec.records import ACCURACY
 
 
 @dataclass(frozen=True)
@@ -33,7 +30,7 @@ class Row:
 
     candidate: str
     lr: float
-    role: str
+    role: str  # "confirmed" on fresh seeds, or "exploratory"
     validation: float
     change: float
     validation_seeds: int
@@ -53,36 +50,23 @@ class Result:
         verdict: the numbers of the confirmation; None if the time ran out before.
         choice: the runs on validation data, and the challenger.
         worth: the smallest gain that is worth a change; None if it is not known yet.
+        is_default_worth: whether the user did not give it.
         costs: of a training step of the original and of the challenger, each as a single network.
+        needed: the minutes, in all, that would decide; None if it takes too many seeds.
         folder: the records, the weights and the plan.
     """
 
-    network: str
-    data: str
-    split: str
-    setup: Setup
-    plan: Plan
+    engine: Engine
     choice: Choice
-    verdict: Verdict | None
-    store: Store
-    worth: float | None = None
-    worth_rule: str = ""
-    power: float | None = None
+    worth: float | None
+    is_default_worth: bool
+    verdict: Verdict | None = None
     costs: list[StepCost] = field(default_factory=list)
-    needed: float | None = None  # minutes, in all, that would decide
-    notes: list[str] = field(default_factory=list)
+    needed: float | None = None
 
-    @property
-    def folder(self) -> Path:
-        return self.store.folder
-
-    @property
-    def metric(self) -> Metric:
-        return self.setup.task.metric
-
-    @property
-    def candidates(self) -> list[Candidate]:
-        return list(self.setup.candidates.values())
+    def __post_init__(self) -> None:
+        self.setup, self.store = self.engine.setup, self.engine.store
+        self.metric, self.folder = self.setup.task.metric, self.store.folder
 
     @property
     def best(self) -> nn.Module:
@@ -92,17 +76,18 @@ class Result:
 
     def network_of(self, candidate: str) -> nn.Module:
         """Return the network of a candidate, by its label or its spelling, that was best on validation data."""
-        for item in self.candidates:
+        found = self.setup.candidates.values()
+        for item in found:
             if candidate in (item.name, item.label):
                 return item.plain(self.store.load_weights(item.label, item.build(0, self.setup.example)))
-        labels = ", ".join(item.label for item in self.candidates)
-        raise ValueError(f"unknown candidate {candidate!r}; available: {labels}")
+        raise ValueError(f"unknown candidate {candidate!r}; available: {', '.join(item.label for item in found)}")
 
     @property
     def rows(self) -> list[Row]:
         """Return the network as it is, then the others: those that stayed longest first, then by their change."""
-        rows = [self._row(item) for item in self.candidates if item.name in self.choice.rates]
-        return sorted(rows, key=lambda r: (r.candidate != AS_IT_IS, -r.validation_seeds, -self.metric.sign * r.change))
+        rows = {item.name: self._row(item) for item in self.setup.candidates.values() if item.name in self.choice.rates}
+        first = [rows.pop(ORIGINAL)] if rows else []
+        return first + sorted(rows.values(), key=lambda row: (-row.validation_seeds, -self.metric.sign * row.change))
 
     def _row(self, item: Candidate) -> Row:
         sign, lr = self.metric.sign, self.choice.rates[item.name]
@@ -112,50 +97,43 @@ class Result:
         tested = [fill(scores[arm].test, worst) for arm in own if (arm.seed >= FRESH) == is_confirmed]
         validation, original = self.choice.values(item.name), self.choice.values(ORIGINAL)
         return Row(
-            item.label,
-            lr,
-            CONFIRMED if is_confirmed else EXPLORED,
-            sign * mean(validation.values()),
-            sign * mean(value - original[seed] for seed, value in validation.items()),
-            len(validation),
-            sign * mean(tested) if tested else math.nan,
-            len(tested),
-            sum(self.store.records[arm].diverged for arm in own),
+            candidate=item.label,
+            lr=lr,
+            role="confirmed" if is_confirmed else "exploratory",
+            validation=sign * mean(validation.values()),
+            change=sign * mean(value - original[seed] for seed, value in validation.items()),
+            validation_seeds=len(validation),
+            test=sign * mean(tested) if tested else math.nan,
+            test_seeds=len(tested),
+            diverged=sum(self.store.records[arm].diverged for arm in own),
         )
-
-    @property
-    def challenger(self) -> str:
-        """Return the label of the challenger; an empty string if there is none yet."""
-        name = self.choice.challenger
-        return self.setup.candidates[name].label if name else ""
 
     @property
     def finding(self) -> str:
         """Return what was found, in one sentence."""
-        found = self.verdict
+        found, name = self.verdict, self.choice.challenger
+        challenger = self.setup.candidates[name].label if name else "a challenger"
         if found is None:
-            who = self.challenger or "a challenger"
-            return f"Undecided: the time ran out before {who} was confirmed; {self._would_decide()}."
+            return f"Undecided: the time ran out before {challenger} was confirmed; {self._would_decide()}."
         change = f"{self.metric.name} {self._signed(found.gain)} ± {self._spell(found.half)}"
         both = self._half_over_examples()
         level = f"{100 * (1 - found.alpha):.4g} % interval over {found.pairs} fresh seeds"
         level += f"; ± {self._spell(both)} over seeds and test examples" if both is not None else ""
-        worth = self._spell(found.worth)
+        worth = f"the {self._spell(found.worth)} that are worth a change"
         if found.kind == WINS:
-            gain = (
-                f"more than the {worth} that are worth a change"
-                if found.gain - found.half > found.worth
-                else f"less than the {worth} that are worth a change"
-                if found.excluded < found.worth
-                else f"whether that is more than the {worth} that are worth a change is open"
-            )
-            return f"{self.challenger} beats the network as it is: {change} ({level}); {gain}{self._spell_costs()}."
+            if found.gain - found.half > found.worth:
+                gain = f"more than {worth}"
+            elif found.excluded < found.worth:
+                gain = f"less than {worth}"
+            else:
+                gain = f"whether that is more than {worth} is open"
+            return f"{challenger} beats the network as it is: {change} ({level}); {gain}{self._spell_costs()}."
+        tried = f"challenger {challenger}: {change} ({level})"
         if found.kind == KEEP:
-            above = f"gains above {self._spell(max(0.0, found.excluded))} are excluded"
-            why = f"{above}, and a change is worth {worth}"
-            return f"Keep what you have: {why}; challenger {self.challenger}: {change} ({level})."
-        tried = f"challenger {self.challenger}: {change} ({level})"
-        return f"Undecided: {tried}; gains above {worth} are not excluded; {self._would_decide()}."
+            above = self._spell(max(0.0, found.excluded))
+            return f"Keep what you have: gains above {above} are excluded, less than {worth}; {tried}."
+        more = self._would_decide()
+        return f"Undecided: {tried}; gains above {self._spell(found.worth)} are not excluded; {more}."
 
     def _spell(self, value: float) -> str:
         return f"{spell_number(value)} {self.metric.unit}".rstrip()
@@ -167,18 +145,14 @@ class Result:
     def _would_decide(self) -> str:
         if self.needed is None:
             return "more seeds than are allowed would be needed to decide"
-        more = self.needed - self.store.state["seconds"] / 60
-        count = max(1, math.ceil(more))
+        count = max(1, math.ceil(self.needed - self.store.state["seconds"] / 60))
         return f"about {count} more minute{'s' * (count > 1)} would decide: {math.ceil(self.needed)} in all"
 
     def _spell_costs(self) -> str:
-        if len(self.costs) != 2 or not self.costs[0].seconds:
+        if not self.costs:
             return ""
-        own, other = self.costs
-        return (
-            f"; as a single network, its training step takes {other.seconds / own.seconds:.2f} times the time and "
-            f"{other.memory / own.memory:.2f} times the memory"
-        )
+        time, memory = (f"{other / own:.2f} times" for own, other in zip(*self.costs, strict=True))
+        return f"; as a single network, its training step takes {time} the time and {memory} the memory"
 
     def _half_over_examples(self) -> float | None:
         """Return half of the interval's width over seeds and test examples; None without scores of examples.
@@ -204,46 +178,54 @@ class Result:
             writer.writerows(map(asdict, self.rows))
 
     def __str__(self) -> str:
-        better = "higher" if self.metric.higher else "lower"
-        rates = ", ".join(f"{lr:g}" for lr in self.choice.grid or self.plan.rates)
-        lines = [
-            f"{self.network} on {self.data}: {f'{self.metric.name} {self.metric.scale}'.rstrip()}, {better} is better",
-            *(f"data: {part}" for part in self.split.split("; ")),
-            f"each run: {self.plan.epochs} epochs, at the best learning rate of {rates}",
-            *([] if self.worth is None else [f"worth a change: a gain of {self._spell(self.worth)}{self.worth_rule}"]),
-            *(f"{HULL}: {item.name}" for item in self.candidates if item.label == HULL),
-            *self.notes,
+        return "\n".join([*self._describe(), *self._explored(), *self._confirmed(), "", self.finding])
+
+    def _describe(self) -> list[str]:
+        """Return lines on the data, the candidates and the runs."""
+        setup, metric, epochs = self.setup, self.metric, self.engine.plan.epochs
+        better, rates = "higher" if metric.higher else "lower", ", ".join(f"{lr:g}" for lr in self.choice.grid)
+        rule = "by default" if metric.name == ACCURACY else "by default 1 % of what it scores as it is"
+        given = f" ({rule})" if self.is_default_worth else ""
+        return [
+            f"{setup.network} on {setup.data}: {f'{metric.name} {metric.scale}'.rstrip()}, {better} is better",
+            *setup.notes,
+            f"each run: {epochs} epoch{'s' * (epochs > 1)}, at the best learning rate of {rates}",
+            *(f"{HULL}: {item.name}" for item in setup.candidates.values() if item.label == HULL),
+            *([] if self.worth is None else [f"worth a change: a gain of {self._spell(self.worth)}{given}"]),
         ]
-        if rows := self.rows:
-            at_edge = [item.label for item in self.candidates if self.choice.is_at_edge(item.name)]
-            marks = {row.candidate: "*" * (row.candidate in at_edge) for row in rows}
-            lines += ["", "exploratory, on validation data; changes are those on the same seeds"]
-            lines += _align(
-                ("candidate", "learning rate", "mean", "change", "seeds"),
-                *(
-                    (
-                        row.candidate,
-                        f"{row.lr:g}{marks[row.candidate]}",
-                        spell_number(row.validation),
-                        "" if row.candidate == AS_IT_IS else self._signed(self.metric.sign * row.change),
-                        str(row.validation_seeds),
-                    )
-                    for row in rows
-                ),
-            )
-            lines += ["* at the end of the learning rates that were tried"] if at_edge else []
-            if diverged := [f"{row.candidate} {row.diverged}" for row in rows if row.diverged]:
-                lines.append(f"runs that diverged, and count as the worst: {', '.join(diverged)}")
+
+    def _explored(self) -> list[str]:
+        """Return the table of the choice."""
+        table = [("candidate", "learning rate", "mean", "change", "seeds")]
+        edge = [item.label for item in self.setup.candidates.values() if self.choice.is_at_edge(item.name)]
+        for number, row in enumerate(self.rows):
+            change = self._signed(self.metric.sign * row.change) if number else ""
+            rate = f"{row.lr:g}{'*' * (row.candidate in edge)}"
+            table.append((row.candidate, rate, spell_number(row.validation), change, str(row.validation_seeds)))
+        if len(table) == 1:
+            return []
+        diverged = ", ".join(f"{row.candidate} {row.diverged}" for row in self.rows if row.diverged)
+        return [
+            "",
+            "exploratory, on validation data; changes are those on the same seeds",
+            *_align(table),
+            *(["* at the end of the learning rates that were tried"] if edge else []),
+            *([f"runs that diverged, and count as the worst: {diverged}"] if diverged else []),
+        ]
+
+    def _confirmed(self) -> list[str]:
+        """Return the table of the confirmation, and its power."""
+        lines = []
         if self.verdict is not None:
-            lines += ["", f"confirmation, on test data and {self.verdict.pairs} fresh seeds"]
-            confirmed = [row for row in rows if row.role == CONFIRMED]
-            lines += _align(("candidate", "mean"), *((row.candidate, spell_number(row.test)) for row in confirmed))
-        if self.power is not None:
-            lines.append(f"power: a gain of {self._spell(self.power)} is found with a probability of 80 %")
-        return "\n".join([*lines, "", self.finding])
+            rows = [(row.candidate, spell_number(row.test)) for row in self.rows if row.role == "confirmed"]
+            lines = ["", f"confirmation, on test data and {self.verdict.pairs} fresh seeds"]
+            lines += _align([("candidate", "mean"), *rows])
+        if (power := self.store.state.get("power")) is not None:
+            lines.append(f"power: a gain of {self._spell(power)} is found with a probability of 80 %")
+        return lines
 
 
-def _align(*lines: Sequence[str]) -> Iterable[str]:
+def _align(lines: Sequence[Sequence[str]]) -> Iterable[str]:
     """Return lines of a table: the first column to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for first, *others in lines:

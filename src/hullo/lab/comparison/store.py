@@ -83,10 +83,10 @@ class Store:
         with atomic_write(self.folder / CHECKPOINT) as file:
             torch.save({"arms": [tuple(arm) for arm in arms], "state": state, "chosen": chosen}, file)
 
-    def load_checkpoint(self, arms: Sequence[Arm], device: torch.device) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def load_checkpoint(self, arms: Sequence[Arm]) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return what `save_checkpoint` saved of these runs; empty if there is none."""
         path = self.folder / CHECKPOINT
-        saved = torch.load(path, map_location=device, weights_only=True) if path.exists() else {}
+        saved = torch.load(path, map_location="cpu", weights_only=True) if path.exists() else {}
         return (saved["state"], saved["chosen"]) if saved.get("arms") == [tuple(arm) for arm in arms] else ({}, {})
 
     def save_weights(self, name: str, network: nn.Module) -> None:
@@ -97,7 +97,7 @@ class Store:
         """Load the weights of a candidate's best member into a network of its structure."""
         path = self._weights_path(name)
         if not path.exists():
-            raise ValueError(f"there are no weights of {name}: all its runs diverged")
+            raise ValueError(f"there are no weights of {name}: none of its runs ended without divergence")
         network.load_state_dict(load_file(path))
         return network.eval()
 

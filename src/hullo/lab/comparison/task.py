@@ -38,6 +38,17 @@ def _absolute(outputs: Tensor, targets: Tensor) -> Tensor:
 LOSSES: dict[str, Loss] = {"cross_entropy": _cross_entropy, "bce": _binary, "mse": _square, "mae": _absolute}
 
 
+def _hits(outputs: Tensor, targets: Tensor, losses: Tensor) -> Tensor:
+    """Return 100 for each sample that is classified correctly; the mean over its positions if it has several."""
+    if outputs.shape[:-1] == targets.shape and outputs.shape[-1] > 1:
+        classes = outputs.argmax(-1)
+    elif outputs.numel() == targets.numel():
+        classes = (outputs.reshape(targets.shape) > 0).to(targets.dtype)
+    else:
+        classes = outputs.argmax(1)
+    return 100 * (classes == targets) * losses.isfinite().view(-1, *[1] * (targets.dim() - 1))
+
+
 @dataclass(frozen=True)
 class Metric:
     """A number by which networks are compared.
@@ -45,20 +56,18 @@ class Metric:
     Args:
         name: as tables print it.
         higher: whether higher is better.
-        examples: the score of each sample, (B), from outputs, targets and losses, of whose mean it is a function.
+        examples: a score for each sample, or several, from outputs, targets and losses; the metric is their mean.
         whole: or the metric of all outputs and targets.
-        finish: the function of the mean.
-        slope: its derivative.
+        is_root: whether the metric is the root of the mean.
         unit: what a difference is measured in.
         scale: what it is measured in, for the head of a table.
     """
 
     name: str
     higher: bool
-    examples: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
+    examples: Callable[[Tensor, Tensor, Tensor], Tensor] = lambda outputs, targets, losses: losses
     whole: Callable[[Tensor, Tensor], Any] | None = None
-    finish: Callable[[float], float] = float
-    slope: Callable[[float], float] = lambda mean: 1.0
+    is_root: bool = False
     unit: str = ""
     scale: str = ""
 
@@ -67,10 +76,17 @@ class Metric:
         """Return 1 if higher is better, else -1."""
         return 1.0 if self.higher else -1.0
 
-    @property
-    def worth_rule(self) -> str:
-        """Return what `default_worth` is, in words."""
-        return "by default" if self.name == ACCURACY else "by default 1 % of what it scores as it is"
+    def score(self, outputs: Tensor, targets: Tensor, losses: Tensor) -> Tensor:
+        """Return the score of each sample, (B)."""
+        return self.examples(outputs, targets, losses).reshape(len(targets), -1).double().mean(1)
+
+    def finish(self, mean: float) -> float:
+        """Return the metric, given the mean over samples."""
+        return mean**0.5 if self.is_root and mean >= 0 else mean
+
+    def slope(self, mean: float) -> float:
+        """Return the derivative of `finish`."""
+        return 0.5 / math.sqrt(mean) if self.is_root and mean > 0 else 1.0
 
     def default_worth(self, value: float) -> float:
         """Return the gain that is worth a change if a user does not say: 0.3 points of accuracy, else 1 % of a value.
@@ -81,52 +97,16 @@ class Metric:
         return 0.3 if self.name == ACCURACY else abs(value) / 100
 
 
-def _hits(outputs: Tensor, targets: Tensor, losses: Tensor) -> Tensor:
-    """Return 100 for each sample that is classified correctly; the mean over its positions if it has several."""
-    if outputs.shape[:-1] == targets.shape and outputs.shape[-1] > 1:
-        classes = outputs.argmax(-1)
-    elif outputs.numel() == targets.numel():
-        classes = (outputs.reshape(targets.shape) > 0).to(targets.dtype)
-    else:
-        classes = outputs.argmax(1)
-    hits = (classes == targets).reshape(len(targets), -1).double().mean(1)
-    return 100 * hits * losses.isfinite()
-
-
 def _metrics(scale: float, target: str) -> dict[str, Metric]:
     """Return the metrics by name; errors of regression are multiplied by the scale of the targets."""
     units = f"in units of {target}"
-
-    def square(outputs: Tensor, targets: Tensor, _: Tensor) -> Tensor:
-        return scale**2 * _square(outputs, targets).reshape(len(targets), -1).double().mean(1)
-
-    def absolute(outputs: Tensor, targets: Tensor, _: Tensor) -> Tensor:
-        return scale * _absolute(outputs, targets).reshape(len(targets), -1).double().mean(1)
-
-    def loss(_outputs: Tensor, _targets: Tensor, losses: Tensor) -> Tensor:
-        return losses.double()
-
     metrics = (
         Metric(ACCURACY, True, _hits, unit="points", scale="in percent"),
-        Metric("loss", False, loss),
-        Metric("perplexity", False, loss, finish=_exp, slope=_exp),
-        Metric("mse", False, square, scale=f"{units}, squared"),
-        Metric("rmse", False, square, finish=_root, slope=_root_slope, scale=units),
-        Metric("mae", False, absolute, scale=units),
+        Metric("loss", False),
+        Metric("mae", False, lambda outputs, targets, _: scale * _absolute(outputs, targets), scale=units),
+        Metric("rmse", False, lambda outputs, targets, _: scale**2 * _square(outputs, targets), None, True, "", units),
     )
     return {metric.name: metric for metric in metrics}
-
-
-def _root(mean: float) -> float:
-    return math.sqrt(mean) if mean >= 0 else math.nan
-
-
-def _root_slope(mean: float) -> float:
-    return 0.5 / math.sqrt(mean) if mean > 0 else 0.0
-
-
-def _exp(mean: float) -> float:
-    return math.exp(mean) if mean < 700 else math.inf
 
 
 METRICS = _metrics(1.0, "the target")
@@ -138,31 +118,30 @@ class Task:
 
     loss: Loss
     metric: Metric
-    has_classes: bool = False  # the loss is the cross-entropy
+    has_classes: bool  # the loss is the cross-entropy
 
-    def check_classes(self, outputs: Any, parts: Sequence[Tensor]) -> None:
-        """Raise a ValueError if targets are not classes that a network has outputs for, or all the same."""
-        if not self.has_classes or not parts or not isinstance(outputs, Tensor) or outputs.dim() < 2:
-            return
-        count = outputs.shape[-1 if outputs.shape[:-1] == outputs.shape[:1] + parts[0].shape[1:] else 1]
-        low, high = min(int(part.min()) for part in parts), max(int(part.max()) for part in parts)
-        if low < 0 or high >= count:
-            raise ValueError(
-                f"the network has outputs for {count} classes, 0 to {count - 1}; targets are {low} to {high}"
-            )
-        if low == high:
-            raise ValueError(f"all targets are {low}; give at least two classes")
+    def check(self, outputs: Any, targets: Tensor, parts: Sequence[Tensor]) -> None:
+        """Raise a ValueError if outputs of a network are no tensor, or do not fit the targets.
 
-    def check(self, outputs: Any, targets: Tensor) -> None:
-        """Raise a ValueError if outputs of a network are no tensor, or do not fit the targets."""
+        Args:
+            outputs: what the network returned for some samples.
+            targets: of these samples.
+            parts: all targets; none of a DataLoader.
+        """
         if not isinstance(outputs, Tensor):
-            raise ValueError(
-                f"the network returned {type(outputs).__name__}; return a tensor, or give a step of your own"
-            )
+            given = type(outputs).__name__
+            raise ValueError(f"the network returned {given}; return a tensor, or give a step of your own")
+        if self.has_classes and parts and outputs.dim() > 1:
+            count = outputs.shape[-1 if outputs.shape[:-1] == targets.shape else 1]
+            low, high = min(int(part.min()) for part in parts), max(int(part.max()) for part in parts)
+            if low < 0 or high >= count:
+                raise ValueError(
+                    f"the network has outputs for {count} classes, 0 to {count - 1}; targets are {low} to {high}"
+                )
+            if low == high:
+                raise ValueError(f"all targets are {low}; give at least two classes")
         try:
-            losses = self.losses(outputs, targets)
-            if self.metric.examples is not None:
-                self.metric.examples(outputs, targets, losses)
+            self.metric.score(outputs, targets, self.losses(outputs, targets))
         except (RuntimeError, IndexError) as error:
             kind = "numbers" if targets.is_floating_point() else "classes"
             shapes = f"outputs of shape {tuple(outputs.shape)} do not fit {kind} of shape {tuple(targets.shape)}"
@@ -208,23 +187,18 @@ def make_task(
     if metric is None:
         metric = "loss"
         if targets is not None and isinstance(loss, str):
-            of_classes = ACCURACY if targets.dim() == 1 else "loss"
-            metric = {"mse": "rmse", "mae": "mae"}.get(loss, of_classes)
-    if isinstance(metric, str) and metric not in METRICS:
+            metric = {"mse": "rmse", "mae": "mae"}.get(loss, ACCURACY if targets.dim() == 1 else "loss")
+    if not callable(metric) and metric not in METRICS:
         raise ValueError(f"unknown metric {metric!r}; available: {', '.join(METRICS)}, or a function")
-    if not isinstance(metric, str) and not callable(metric):
-        raise TypeError(f"metric={metric!r}: give one of {', '.join(METRICS)}, or a function of outputs and targets")
     is_numbers = targets is not None and targets.is_floating_point() and targets[0].numel() == 1
     if is_numbers and (loss == "cross_entropy" or (metric == ACCURACY and loss != "bce")):
         raise ValueError("cross_entropy and accuracy need classes, as whole numbers; these targets are other numbers")
-    function = LOSSES[loss] if isinstance(loss, str) else loss
-    has_classes = loss == "cross_entropy"
-    if isinstance(metric, str):
-        return Task(function, _metrics(scale, target)[metric], has_classes)
-    name = getattr(metric, "__name__", "metric")
-    return Task(
-        function, Metric(name if name.isidentifier() else "metric", higher_is_better, whole=metric), has_classes
-    )
+    if callable(metric):
+        name = getattr(metric, "__name__", "metric")
+        found = Metric(name if name.isidentifier() else "metric", higher_is_better, whole=metric)
+    else:
+        found = _metrics(scale, target)[metric]
+    return Task(LOSSES[loss] if isinstance(loss, str) else loss, found, loss == "cross_entropy")
 
 
 def as_input(x: Tensor) -> Tensor:

@@ -38,6 +38,8 @@ class Setup:
     """Hold the data, the task and the settings of all runs.
 
     Args:
+        network, data: their names.
+        notes: what a result says about the data and the candidates.
         candidates: by name.
         loader: loads the data.
         task: loss and metric.
@@ -45,6 +47,9 @@ class Setup:
         step: the user's function of a population and a batch that returns a loss per member.
     """
 
+    network: str
+    data: str
+    notes: Sequence[str]
     candidates: Mapping[str, Candidate]
     loader: Any
     task: Task
@@ -121,18 +126,19 @@ class Trial(Loop):
         losses = self.task.losses(outputs.flatten(0, 1), aimed.flatten(0, 1))
         return losses.view(len(self.arms), -1), outputs
 
-    def _score(self, *batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return each member's losses on a batch, the score of each sample, and outputs for metric functions."""
+    def _score(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
+        """Return each member's losses on a batch, and the score of each sample, or outputs for metric functions."""
         loaded = self.loader.load_eval(*batch)
         if self.user_step is not None:
             losses, _ = self._losses(loaded)
-            return losses, losses, losses
+            return losses, losses
         inputs, targets = loaded
         losses, outputs = self._apply(inputs, targets, in_dims=None)
-        if self.task.metric.examples is None:
-            return losses, losses, outputs
-        flat = outputs.flatten(0, 1), targets.expand(len(self.arms), *targets.shape).flatten(0, 1)
-        return losses, self.task.metric.examples(*flat, losses.flatten()).view(losses.shape), losses
+        if self.task.metric.whole is not None:
+            return losses, outputs
+        aimed = targets.expand(len(self.arms), *targets.shape)
+        scores = self.task.metric.score(outputs.flatten(0, 1), aimed.flatten(0, 1), losses.flatten())
+        return losses, scores.view(losses.shape)
 
     def _evaluate(self, name: str) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return each member's loss and metric on an evaluation set, (K), and the score of each sample, (K, N)."""
@@ -142,19 +148,20 @@ class Trial(Loop):
                 parts.append([part.clone() for part in self._score_batch(*batch)])
                 if metric.whole is not None:
                     targets.append(self.loader.load_eval(*batch)[1])
-        losses, examples, outputs = (torch.cat(part, 1) for part in zip(*parts, strict=True))
-        if metric.whole is not None:
-            values = [float(metric.whole(own, torch.cat(targets))) for own in outputs]
-            return losses.double().mean(1), self.total.new_tensor(values), None
-        values = [metric.finish(value) for value in examples.double().mean(1).tolist()]
+        losses, scores = (torch.cat(part, 1) for part in zip(*parts, strict=True))
+        if metric.whole is None:
+            values = [metric.finish(value) for value in scores.double().mean(1).tolist()]
+        else:
+            aimed = torch.cat(targets).cpu()
+            values = [float(metric.whole(own, aimed)) for own in scores.cpu()]
+        examples = scores if metric.whole is None else None
         return losses.double().mean(1), self.total.new_tensor(values), examples
 
     @torch.no_grad()
     def evaluate(self) -> None:
-        """Evaluate as at the end of an epoch; the training goes on as before."""
+        """Evaluate as at the end of an epoch."""
         self.population.eval()
         self._evaluate_members()
-        self.population.train()
 
     def _evaluate_members(self) -> dict[str, Tensor]:
         points = {"train_loss": self.total / self.images}
