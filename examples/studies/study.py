@@ -26,6 +26,8 @@ from hullo.lab.files import atomic_write, locked
 from hullo.lab.spec.environment import choose_device, device_name, environment
 from hullo.population import Population
 
+FRESH = 100
+"""Seeds from this one on are fresh; those below choose."""
 Make = Callable[[int], nn.Module]
 """Makes an activation for a number of channels."""
 
@@ -192,7 +194,8 @@ def main(
 ) -> None:
     """Run the command of a study: `open_train` takes its arguments and the device."""
     parser.add_argument("--seeds", type=int, default=5, help="fresh seeds")
-    parser.add_argument("--first-seed", type=int, default=100, help="the first of them; seed 0 chooses learning rates")
+    parser.add_argument("--first-seed", type=int, default=FRESH, help="the first of them")
+    parser.add_argument("--choosing", type=int, default=1, help="seeds that choose learning rates, from 0 on")
     parser.add_argument("--rates", type=float, nargs="+", default=list(rates), help="learning rates to choose from")
     parser.add_argument("--at-once", type=int, default=64, help="networks side by side")
     parser.add_argument("--only", nargs="+", default=list(candidates), choices=list(candidates), help="candidates")
@@ -202,4 +205,4 @@ def main(
     study = Study(given.output, open_train(given, device), device_name(device), given.at_once)
     chosen = {name: candidates[name] for name in given.only}
     fresh = range(given.first_seed, given.first_seed + given.seeds)
-    print(study.compare(chosen, given.rates, choosing=range(1), fresh=fresh))
+    print(study.compare(chosen, given.rates, choosing=range(given.choosing), fresh=fresh))

@@ -21,8 +21,10 @@ def study_part(path: Path) -> str:
     candidates = runpy.run_path(str(STUDIES / f"{path.stem.partition('-')[0]}.py"))["CANDIDATES"]
     found = study["Study"](path, train=None, device="", at_once=1)
     ran = {name: candidates[name] for name in candidates if name in {run.candidate for run in found.done}}
+    seeds = sorted({run.seed for run in found.done})
+    choosing, fresh = ([seed for seed in seeds if (seed >= study["FRESH"]) == is_fresh] for is_fresh in (False, True))
     rates = sorted({run.lr for run in found.done if run.seed == 0})
-    table: str = found.compare(ran, rates, [0], sorted({run.seed for run in found.done} - {0}))
+    table: str = found.compare(ran, rates, choosing, fresh)
     about = {json.dumps(json.loads(line)["environment"]): None for line in path.read_text().splitlines()}
     places = "; ".join(
         "{device}, {threads} CPU threads, Python {python}, torch {torch}, hullo {hullo} ({commit})".format(
