@@ -195,7 +195,9 @@ def _find_pool(pool: fx.Node, sites: Sites) -> Fusion | None:
         x, bias, _ = _convolve(get, source, convolution, context, normed=False)
         x = as_images(split_images(x, context), context, stacked=False)
         seeds, steps, number = context.seeds, context.steps, context.number
-        y = combine_pool_drop(x, rows, act.bases, seeds, steps, number, rate, bias=bias, flat=flat, first=context.first)
+        y = combine_pool_drop(
+            x, rows, act.bases, seeds, steps, number, rate, bias=bias, flat=flat, first=context.first, kinds=act.kinds
+        )
         return (Value(y, 0) if flat else split_channels(y, context),)
 
     return _make(last, inner, act, compute, dropout)
@@ -268,6 +270,7 @@ def _fuse_norm(last: fx.Node, inner: list[fx.Node], norm: fx.Node, residual: Any
             residual=past,
             moments=moments,
             late=late,
+            kinds=act.kinds,
         )
         return tuple(replace(split_images(y, context), late=late) for y in both)
 

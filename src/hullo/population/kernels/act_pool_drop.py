@@ -23,7 +23,6 @@ from torch import Tensor
 
 from hullo.bases import Base
 from hullo.kernels.codegen import fill, formulas
-from hullo.kernels.triton import build
 from hullo.population.kernels import DTYPES, dropout, processors
 from hullo.population.kernels.channel_stats import (
     PartialSums,
@@ -31,14 +30,23 @@ from hullo.population.kernels.channel_stats import (
     spread,
 )
 from hullo.population.kernels.first_order import once_differentiable
+from hullo.population.kernels.kinds import Kind, Kinds, all_alike, build_branches
 from hullo.population.kernels.launch import launch, wait_for_previous
 
 TILES = {2: (1024, 4), 4: (512, 4)}
 """By the bytes of an entry: how many windows and channels a tile has, one times the other, and the warps of a program.
 These are 16 bytes a thread from each of the four corners."""
 
+COLUMNS = (128, 64, 32)
+"""The numbers of channels that a program may have."""
+
 PROGRAMS = 8
 """For each multiprocessor."""
+
+
+def _widths(channels: int) -> list[int]:
+    """Return the numbers of channels of a program that divide those of a member."""
+    return [columns for columns in COLUMNS if channels % columns == 0]
 
 
 def combine_pool_drop(
@@ -53,6 +61,7 @@ def combine_pool_drop(
     bias: Tensor | None = None,
     flat: bool = False,
     first: int = 0,
+    kinds: Kinds | None = None,
 ) -> Tensor:
     """Return images (B, channels, H, W) after activation, 2 x 2 max pooling and dropout.
 
@@ -66,6 +75,8 @@ def combine_pool_drop(
         bias: of each channel, added to x; None adds nothing.
         flat: whether the result is (members, B, height * width * channels), with channels last.
         first: the index of the first image, where the batch is part of a larger one.
+        kinds: which bases each member uses; None is all. Programs compute all bases for each member if no width of
+            theirs divides its channels; coefficients that a member does not use are zero.
     """
     if x.dtype not in DTYPES or x.dim() != 4 or min(x.shape[2:]) < 2:
         wanted = f"images (B, channels, H, W) of at least 2 x 2 pixels, of {', '.join(map(str, DTYPES))}"
@@ -73,7 +84,9 @@ def combine_pool_drop(
     for name, parts in (("seeds", len(seeds)), ("rows", len(rows) if rows.dim() == 2 else 1)):
         if x.shape[1] % parts:
             raise ValueError(f"{x.shape[1]} channels do not fall into {parts} equal parts, as many as there are {name}")
-    call = _Call(tuple(bases), flat, first, dropout.draws(number, rate) if rate else None)
+    if kinds is not None and not _widths(x.shape[1] // len(seeds)):
+        kinds = None
+    call = _Call(tuple(bases), flat, first, dropout.draws(number, rate) if rate else None, kinds)
     pooled: Tensor = _CombinePoolDrop.apply(x, rows, bias, seeds, steps, call)
     return pooled
 
@@ -85,6 +98,13 @@ class _Call(NamedTuple):
     flat: bool
     first: int
     drops: dict[str, Any] | None
+    kinds: Kinds | None
+
+    def kernel(self, name: str, dtype: torch.dtype) -> tuple[Any, list[Tensor]]:
+        """Return a kernel, and the numbers of the members' kinds if it asks for them."""
+        if self.kinds is None:
+            return _kernels(self.bases, dtype)[name], []
+        return _kernels(self.bases, dtype, self.kinds.each)[name], [self.kinds.numbers]
 
     def constants(
         self, x: Tensor, rows: Tensor, bias: Tensor | None, members: int, tile: tuple[int, int]
@@ -93,7 +113,8 @@ class _Call(NamedTuple):
         size, warps = tile
         _, channels, height, width = x.shape
         own = channels // members
-        columns = min((128, 64, 32), key=lambda columns: triton.cdiv(channels, columns) * columns)
+        widths = COLUMNS if self.kinds is None else _widths(own)  # then each program has channels of one member
+        columns = min(widths, key=lambda columns: triton.cdiv(channels, columns) * columns)
         return (self.drops or {"PURPOSE": 0, "LEAST": 0, "SCALE": 1.0}) | {
             "HEIGHT": height,
             "WIDTH": width,
@@ -129,9 +150,10 @@ class _CombinePoolDrop(torch.autograd.Function):
         windows = batch * (height // 2) * (width // 2)
         constants = call.constants(x, rows, bias, len(seeds), TILES[x.element_size()])
         tiles, splits = _share(windows, constants, x)
+        kernel, kinds = call.kernel("forward", x.dtype)
         with torch.cuda.device_of(x):
-            _kernels(call.bases, x.dtype)["forward"][(splits * constants["LANES"],)](
-                x, x if bias is None else bias, rows, seeds, steps, y, windows, call.start(x, len(seeds)),
+            kernel[(splits * constants["LANES"],)](
+                *kinds, x, x if bias is None else bias, rows, seeds, steps, y, windows, call.start(x, len(seeds)),
                 tiles, splits, **constants,
             )  # fmt: skip
         return y.view(len(seeds), batch, -1) if call.flat else y.permute(0, 3, 1, 2)
@@ -150,8 +172,9 @@ class _CombinePoolDrop(torch.autograd.Function):
         bases = len(call.bases) if learned else 0
         partial = PartialSums.empty(x, splits, int(bias is not None), bases, constants["EACH"])
         dx, drows = torch.empty_like(x), torch.empty_like(rows) if learned else None
+        kernel, kinds = call.kernel("backward", x.dtype)
         launch(
-            _kernels(call.bases, x.dtype)["backward"], splits * constants["LANES"], gradient, x,
+            kernel, splits * constants["LANES"], *kinds, gradient, x,
             x if bias is None else bias, rows, seeds, steps, dx, partial.data, windows, call.start(x, len(seeds)),
             tiles, splits, follows=False, LEARNED=learned, **constants,
         )  # fmt: skip
@@ -166,28 +189,39 @@ def _share(windows: int, constants: dict[str, Any], x: Tensor) -> tuple[int, int
 
 
 @functools.cache
-def _kernels(bases: tuple[Base, ...], dtype: torch.dtype) -> dict[str, Any]:
+def _kernels(bases: tuple[Base, ...], dtype: torch.dtype, kinds: tuple[Kind, ...] = ()) -> dict[str, Any]:
     """Return the kernels `forward` and `backward` of a set of bases."""
-    numbers = range(len(bases))
+    texts = [fill(_TEMPLATE, _parts(bases, own, learns)) for own, learns in kinds or all_alike(bases)]
+    label = f"pooled({','.join(base.name for base in bases)}) {kinds} on {dtype}"
+    helpers = (dropout.open_columns, dropout.keep_columns, spread, wait_for_previous)
+    known = {helper.__name__: helper for helper in helpers}
+    return build_branches(texts, label, dtype, "tl.program_id(0) % LANES * COLUMNS // OWN", **known)
+
+
+def _parts(bases: tuple[Base, ...], own: tuple[int, ...], learns: bool) -> dict[str, list[str]]:
+    """Return the parts of the kernels for members with some of the bases."""
+    numbers = range(len(own))
     c = ", ".join(f"c{i}" for i in numbers)
-    values, slopes = formulas(bases)
-    store = "tl.store(to + {0} * splits * (CHANNELS // EACH), tl.sum(sum{0}, axis=0)[None, :], mask=some < CHANNELS)"
-    parts = {
+    values, slopes = formulas(tuple(bases[i] for i in own))
+    row = f"tl.load(rows_ptr + group * {len(bases)} + %d).to(tl.float32)"
+    sums = {column: f"tl.sum(sum{i}, axis=0)[None, :]" for i, column in enumerate(own) if learns}
+    nothing = "tl.zeros([1, COLUMNS // EACH], tl.float32)"
+    return {
         "DEFINE": [f"def combined(x, {c}):"],
         "RETURN": [f"return {' + '.join(f'c{i} * y{i}' for i in numbers)}"],
         "COLUMNS": _COLUMNS.strip().splitlines()
-        + [f"c{i} = spread(tl.load(rows_ptr + group * {len(bases)} + {i}).to(tl.float32), EACH)" for i in numbers],
+        + [f"c{i} = spread({row % column}, EACH)" for i, column in enumerate(own)],
         "WINDOWS": _WINDOWS.strip().splitlines() + [f"a{q} = combined(x{q}, {c})" for q in range(4)],
-        "ZERO": [f"sum{i} = tl.zeros([ROWS, COLUMNS // EACH], tl.float32)" for i in numbers],
+        "ZERO": [f"sum{i} = tl.zeros([ROWS, COLUMNS // EACH], tl.float32)" for i in numbers if learns],
         "VALUES": values,
         "SLOPES": slopes,
         "SLOPE": [f"slope = {' + '.join(f'c{i} * s{i}' for i in numbers)}"],
-        "ADD": [f"sum{i} += add_up(dy * y{i}, EACH)" for i in numbers],
-        "STORE": [store.format(i) for i in numbers],
+        "ADD": [f"sum{i} += add_up(dy * y{i}, EACH)" for i in numbers if learns] or ["pass"],
+        "STORE": [
+            f"tl.store(to + {column} * splits * (CHANNELS // EACH), {sums.get(column, nothing)}, mask=some < CHANNELS)"
+            for column in range(len(bases))
+        ],
     }
-    label = f"pooled({','.join(base.name for base in bases)}) on {dtype}"
-    helpers = (dropout.open_columns, dropout.keep_columns, spread, wait_for_previous)
-    return build(fill(_TEMPLATE, parts), label, dtype, **{helper.__name__: helper for helper in helpers})
 
 
 _TEMPLATE = """

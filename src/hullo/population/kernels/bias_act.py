@@ -24,7 +24,7 @@ from hullo._compat import wanted_gradients
 from hullo.bases import Base
 from hullo.kernels.codegen import Translator, derivative_name, fill, levels
 from hullo.population.kernels import processors
-from hullo.population.kernels.kinds import Kind, Kinds, build_branches, kinds_of
+from hullo.population.kernels.kinds import Kind, Kinds, all_alike, build_branches
 from hullo.population.kernels.linear import column_sums
 from hullo.population.kernels.terms import Sum, contract, derive, highest_order
 
@@ -123,7 +123,7 @@ def _compute(
     bias, factors = (tensors[2], tensors[3:]) if call.has_bias else (None, tensors[2:])
     members, height, columns = x.shape
     outputs = [torch.empty_like(x) for _ in call.sums]
-    each = kinds_of(call.kinds, len(call.bases))
+    each = all_alike(call.bases) if call.kinds is None else call.kinds.each
     work = _Work(call.bases, each, len(factors), call.sums, of_bias, of_bases)
     if not (outputs or work.parts):
         return outputs, None, None

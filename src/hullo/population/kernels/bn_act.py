@@ -31,7 +31,6 @@ from torch import Tensor
 
 from hullo.bases import Base
 from hullo.kernels.codegen import fill, formulas
-from hullo.kernels.triton import build
 from hullo.population.kernels import DTYPES
 from hullo.population.kernels.channel_stats import (
     TILES,
@@ -47,9 +46,10 @@ from hullo.population.kernels.channel_stats import (
 )
 from hullo.population.kernels.convolution import input_gradients
 from hullo.population.kernels.first_order import once_differentiable
+from hullo.population.kernels.kinds import Kind, Kinds, all_alike, build_branches
 from hullo.population.kernels.late_gradients import LateGradients
 from hullo.population.kernels.launch import launch, wait_for_previous
-from hullo.population.kernels.layouts import all_channels, channels_last
+from hullo.population.kernels.layouts import all_channels, channels_last, is_stacked
 
 STAGES = 4
 """How many tiles `backward_sums` loads in advance: it computes more per byte than the other kernels."""
@@ -71,6 +71,7 @@ def normalize_combine(
     residual: Tensor | None = None,
     moments: Tensor | None = None,
     late: LateGradients | None = None,
+    kinds: Kinds | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return images after batch norm, the sum with a residual and the activation, as two tensors.
 
@@ -91,6 +92,8 @@ def normalize_combine(
         residual: images like x.
         moments: sums and sums of squares of x, for the statistics of training; without them x is read once more.
         late: where users of the result leave their parts of its gradient.
+        kinds: which bases each member uses; None is all. Where programs have channels of several members, they compute
+            all bases for each; coefficients that a member does not use are zero.
     """
     channels = all_channels(x) if x.dim() in (4, 5) else 0
     pixels = x.numel() // max(1, channels)
@@ -105,7 +108,7 @@ def normalize_combine(
         raise ValueError(f"{channels} channels do not fall into {len(rows)} equal parts, as many as there are rows")
     others = _Others(running_mean, running_variance, scale, shift, rows, bias, residual)
     both: tuple[Tensor, Tensor] = _NormalizeCombine.apply(
-        x, *others, _Call(tuple(bases), training, momentum, eps), moments, late
+        x, *others, _Call(tuple(bases), training, momentum, eps, kinds), moments, late
     )
     return both
 
@@ -117,6 +120,7 @@ class _Call(NamedTuple):
     training: bool
     momentum: float
     eps: float
+    kinds: Kinds | None
 
 
 class _Others(NamedTuple):
@@ -153,9 +157,11 @@ class _NormalizeCombine(torch.autograd.Function):
             others = others._replace(mean=mean, variance=variance, bias=None)
         ctx.save_for_backward(x, *others)
         tiling, y = Tiling.of(x, TILES["apply"]), torch.empty_like(x)
+        constants = tiling.constants | others.constants(x)
+        kernels, numbers = choose_kernels(call.bases, call.kinds, x, constants)
         launch(
-            make_kernels(call.bases, x.dtype)["apply"], tiling.programs, x, *others.pointers(), y, call.eps,
-            *tiling.sizes, follows=call.training, **tiling.constants, **others.constants(x),
+            kernels["apply"], tiling.programs, *numbers, x, *others.pointers(), y, call.eps, *tiling.sizes,
+            follows=call.training, **constants,
         )  # fmt: skip
         return y, y.view_as(y)
 
@@ -169,23 +175,25 @@ class _NormalizeCombine(torch.autograd.Function):
         if not given:
             return (None,) * len(ctx.needs_input_grad)
         dy, more = given[0], [functools.reduce(torch.add, given[1:])] if given[1:] else []
-        kernels, learned = make_kernels(call.bases, x.dtype), ctx.needs_input_grad[_Others._fields.index("rows") + 1]
+        learned = ctx.needs_input_grad[_Others._fields.index("rows") + 1]
         constants = others.constants(x) | {"STORE_DS": bool(more) or others.residual is not None}
         ds = torch.empty_like(x) if constants["STORE_DS"] else dy
         tiling = Tiling.of(x, TILES["backward_sums"])
         partial = PartialSums.empty(x, tiling.splits, 2, len(call.bases) if learned else 0, constants["EACH"])
+        kernels, numbers = choose_kernels(call.bases, call.kinds, x, tiling.constants | constants)
         launch(
-            kernels["backward_sums"], tiling.programs, dy, more[0] if more else dy, x, *others.pointers(), ds,
-            partial.data, call.eps, *tiling.sizes, follows=False, **tiling.constants, **constants,
-            TWO_GRADIENTS=bool(more), LEARNED=learned, STAGES=STAGES,
+            kernels["backward_sums"], tiling.programs, *numbers, dy, more[0] if more else dy, x, *others.pointers(), ds,
+            partial.data, call.eps, *tiling.sizes, follows=False, **tiling.constants, **constants, TWO_GRADIENTS=bool(more),
+            LEARNED=learned, STAGES=STAGES,
         )  # fmt: skip
         drows = torch.empty_like(others.rows) if learned else None
         dbias = None if ctx.bias is None else torch.empty_like(ctx.bias)
         dshift, dscale = sums = partial.add_up(drows, zeros=dbias)
         tiling, dx = Tiling.of(x, TILES["backward_input"]), torch.empty_like(x)
+        kernels, numbers = choose_kernels(call.bases, call.kinds, x, tiling.constants | constants)
         launch(
-            kernels["backward_input"], tiling.programs, ds, x, *others.pointers(), sums, dx, call.eps, *tiling.sizes,
-            follows=True, **tiling.constants, **constants, TRAINING=call.training, GROUPED=False,
+            kernels["backward_input"], tiling.programs, *numbers, ds, x, *others.pointers(), sums, dx, call.eps,
+            *tiling.sizes, follows=True, **tiling.constants, **constants, TRAINING=call.training, GROUPED=False,
         )  # fmt: skip
         if others.bias is not None:  # in evaluation; in training its gradient is zero
             dbias = (dshift * others.scale * (others.variance + call.eps).rsqrt()).to(others.bias.dtype)
@@ -194,28 +202,54 @@ class _NormalizeCombine(torch.autograd.Function):
         return dx, None, None, dscale.to(scale.dtype), dshift.to(shift.dtype), drows, dbias, dresidual, None, None, None
 
 
+def choose_kernels(
+    bases: tuple[Base, ...], kinds: Kinds | None, x: Tensor, constants: dict[str, Any]
+) -> tuple[dict[str, Any], list[Tensor]]:
+    """Return the kernels for images, and the numbers of the members' kinds if they ask for them: where each program has
+    channels of one member."""
+    if kinds is None or not (is_stacked(x) or constants["GROUP"] % constants["COLUMNS"] == 0):
+        return make_kernels(bases, x.dtype), []
+    return make_kernels(bases, x.dtype, kinds.each), [kinds.numbers]
+
+
 @functools.cache
-def make_kernels(bases: tuple[Base, ...], dtype: torch.dtype) -> dict[str, Any]:
+def make_kernels(bases: tuple[Base, ...], dtype: torch.dtype, kinds: tuple[Kind, ...] = ()) -> dict[str, Any]:
     """Return the kernels `apply`, `backward_sums` and `backward_input` of a set of bases."""
-    numbers = range(len(bases))
-    values, slopes = formulas(bases)
+    texts = [fill(_TEMPLATE, _parts(bases, own, learns)) for own, learns in kinds or all_alike(bases)]
+    label = f"norm({','.join(base.name for base in bases)}) {kinds} on {dtype}"
+    helpers = (wait_for_previous, assign_lane, locate, center, fold, spread)
+    known = {helper.__name__: helper for helper in helpers}
+    return build_branches(texts, label, dtype, _MEMBER, **known)
+
+
+_LANE = "tl.program_id(0) % (STACK * ACROSS)"
+_MEMBER = f"({_LANE} // ACROSS // REPEAT * CHANNELS + {_LANE} % ACROSS * COLUMNS) // GROUP"
+"""The row of coefficients of a program's first channel."""
+
+
+def _parts(bases: tuple[Base, ...], own: tuple[int, ...], learns: bool) -> dict[str, list[str]]:
+    """Return the parts of the kernels for members with some of the bases."""
+    numbers = range(len(own))
+    values, slopes = formulas(tuple(bases[i] for i in own))
     row = f"tl.load(rows_ptr + group * {len(bases)} + %d).to(tl.float32)"
-    store = "tl.store(to + {0} * (size // EACH), tl.sum(sum{0}, axis=0)[None, :], mask=some < CHANNELS)"
-    parts = {
+    sums = {column: f"tl.sum(sum{i}, axis=0)[None, :]" for i, column in enumerate(own) if learns}
+    nothing = "tl.zeros([1, COLUMNS // EACH], tl.float32)"
+    return {
         "OTHERS": [", ".join(f"{name}_ptr" for name in _Others._fields) + ","],
         "CONSTANTS": [f"{', '.join(f'{name}: tl.constexpr' for name in _CONSTANTS.split())},"],
-        "COLUMNS": _COLUMNS.strip().splitlines() + [f"c{i} = spread({row % i}, EACH)" for i in numbers],
+        "COLUMNS": _COLUMNS.strip().splitlines()
+        + [f"c{i} = spread({row % column}, EACH)" for i, column in enumerate(own)],
         "STATISTICS": _STATISTICS.strip().splitlines(),
         "ARGUMENT": _ARGUMENT.strip().splitlines(),
         "VALUES": [*values, f"y = {' + '.join(f'c{i} * y{i}' for i in numbers)}"],
         "SLOPES": [*values, *slopes, f"ds = dy * ({' + '.join(f'c{i} * s{i}' for i in numbers)})"],
-        "ZERO": [f"sum{i} = tl.zeros([HELD, COLUMNS // EACH], tl.float32)" for i in numbers],
-        "ADD": [f"sum{i} += add_up(fold(dy * y{i}, HELD), EACH)" for i in numbers],
-        "STORE": [store.format(i) for i in numbers],
+        "ZERO": [f"sum{i} = tl.zeros([HELD, COLUMNS // EACH], tl.float32)" for i in numbers if learns],
+        "ADD": [f"sum{i} += add_up(fold(dy * y{i}, HELD), EACH)" for i in numbers if learns] or ["pass"],
+        "STORE": [
+            f"tl.store(to + {column} * (size // EACH), {sums.get(column, nothing)}, mask=some < CHANNELS)"
+            for column in range(len(bases))
+        ],
     }
-    label = f"norm({','.join(base.name for base in bases)}) on {dtype}"
-    helpers = (wait_for_previous, assign_lane, locate, center, fold, spread)
-    return build(fill(_TEMPLATE, parts), label, dtype, **{helper.__name__: helper for helper in helpers})
 
 
 _CONSTANTS = "STACK CHANNELS ACROSS ROWS HELD COLUMNS EVEN BIG GROUP EACH BIAS RESIDUAL REPEAT WIDTH EARLY"

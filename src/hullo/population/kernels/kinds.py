@@ -32,9 +32,9 @@ class Kinds:
     numbers: Tensor
 
 
-def kinds_of(kinds: Kinds | None, bases: int) -> tuple[Kind, ...]:
-    """Return the kinds of members; without a distinction one, with all bases."""
-    return ((tuple(range(bases)), True),) if kinds is None else kinds.each
+def all_alike(bases: Sequence[object]) -> tuple[Kind, ...]:
+    """Return the one kind of members that use all bases."""
+    return ((tuple(range(len(bases))), True),)
 
 
 def build_branches(texts: Sequence[str], label: str, dtype: torch.dtype, member: str, **known: Any) -> dict[str, Any]:
