@@ -58,9 +58,45 @@ def total(parts: list[Tensor]) -> Tensor:
     return sum((part.square().sum() for part in parts), torch.zeros((), device=parts[0].device))
 
 
+class Wave(nn.Module):
+    """A function of one's own, which is in no catalogue."""
+
+    def __init__(self, frequency: float) -> None:
+        super().__init__()
+        self.frequency = frequency
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + x * torch.sin(self.frequency * x)
+
+
+class Sine(nn.Module):
+    """A function of one's own that is known, with a buffer."""
+
+    frequency: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("frequency", torch.tensor(3.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sin(self.frequency * x)
+
+
+OWN: tuple[Callable[[], nn.Module], ...] = (
+    lambda: Wave(2.0),
+    lambda: AffineHull(["identity", "tanh", "sin"]),
+    Sine,
+    nn.SiLU,
+    lambda: Wave(3.0),
+)
+
+
 @pytest.mark.parametrize("make", [features, Product])
-def test_derivatives_of_members_of_unlike_activations(make: Callable[[nn.Module], nn.Module]) -> None:
-    networks = [make(maker()) for maker in MAKERS]
+@pytest.mark.parametrize("makers", [MAKERS, OWN], ids=["catalogue", "own"])
+def test_derivatives_of_members_of_unlike_activations(
+    make: Callable[[nn.Module], nn.Module], makers: tuple[Callable[[], nn.Module], ...]
+) -> None:
+    networks = [make(maker()) for maker in makers]
     population = Population([copy.deepcopy(network) for network in networks]).to(DEVICE)
     x = torch.randn(len(networks), 9, 2)
     found = derivatives(population, x.to(DEVICE))
@@ -78,3 +114,20 @@ def test_derivatives_of_members_of_unlike_activations(make: Callable[[nn.Module]
         hulls = [module for module in wide.modules() if isinstance(module, AffineHull | ConvexHull)]
         for hull, own in zip(hulls, population.activations.split(k, population.activations.raw.grad[k]), strict=False):
             torch.testing.assert_close(own[0].cpu().double()[: len(hull.raw)], hull.raw.grad, rtol=1e-3, atol=1e-3)
+
+
+def test_members_of_unlike_activations_have_their_own_tensors() -> None:
+    networks = [nn.Sequential(nn.Linear(3, 4), maker()) for maker in OWN]
+    for member, network in zip(Population(networks), networks, strict=True):
+        torch.testing.assert_close(member.state_dict(), network.state_dict())
+
+
+def test_slopes_per_channel_beside_a_hull_of_other_channels() -> None:
+    networks = [
+        nn.Sequential(nn.Linear(3, 8), act)
+        for act in (nn.PReLU(6), AffineHull("identity", "tanh", groups=4, channel_dim=-1))
+    ]
+    x = torch.randn(2, 5, 6, 3)
+    y = Population([copy.deepcopy(network) for network in networks]).to(DEVICE)(x.to(DEVICE))
+    for k, network in enumerate(networks):
+        torch.testing.assert_close(y[k].cpu(), network(x[k]), rtol=1e-5, atol=1e-5)

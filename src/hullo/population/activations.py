@@ -385,12 +385,16 @@ class Activations(nn.Module):
         return [table[span, columns] for _, member, span, columns, _ in self._spans() if member == k]
 
     def member_tensors(self, k: int) -> Iterator[tuple[str, Tensor, bool]]:
-        """Yield the names and values of the parameters that member k has at the sites, and whether they are learned."""
+        """Yield the names and values of the tensors that member k has at the sites, and whether they are learned."""
         numbers = torch.where(self.codes > 0, self.table, self.fixed.to(self.raw.dtype))
         scales = self.raw if self.scales is None else self.scales()
         numbers, scales = (item.flatten(0, 1)[self.owners].view(item.shape)[k] for item in (numbers, scales))
         for i, member, span, columns, activation in self._spans():
             prefix = f"{self.sites[i].path}." if self.sites[i].path else ""
+            if member == k:
+                yield from (
+                    (f"{prefix}{name}", tensor.to(self.raw.device), False) for name, tensor in activation.constants
+                )
             if member == k and activation.parameter is not None:
                 own, table = numbers[span, columns[: activation.raw.shape[1]]], self.raw
                 if activation.parametrization == "slope":

@@ -41,6 +41,7 @@ class Activation:
         inverse: the function from `raw` to the parameter, where these are not the same.
         scales: the inner scales, (groups, 1) or (groups, bases); None if there are none.
         function: a module that is not a combination of bases, and is called itself.
+        constants: the buffers of a module that is a fixed combination.
     """
 
     bases: tuple[Base, ...]
@@ -53,6 +54,7 @@ class Activation:
     inverse: Callable[[Tensor], Tensor] | None = None
     scales: Tensor | None = None
     function: nn.Module | None = None
+    constants: tuple[tuple[str, Tensor], ...] = ()
 
     @property
     def groups(self) -> int:
@@ -111,7 +113,8 @@ class Activation:
         if reading is None or reading.known is None:
             return None
         known = reading.known
-        return cls(known.bases, "fixed", torch.tensor(known.rows, dtype=torch.float64))
+        constants = tuple((name, tensor.detach().clone()) for name, tensor in module.named_buffers())
+        return cls(known.bases, "fixed", torch.tensor(known.rows, dtype=torch.float64), constants=constants)
 
 
 @dataclass(frozen=True)

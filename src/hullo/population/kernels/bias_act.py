@@ -128,7 +128,7 @@ def _compute(
     if not (outputs or work.parts):
         return outputs, None, None
     across = min(128, triton.next_power_of_2(columns))
-    size = SIZE if len(factors) + len(outputs) < 4 else SIZE // 2  # more tensors take more registers
+    size = SIZE if len(factors) + len(outputs) < 3 and len(call.bases) < 4 else SIZE // 2  # registers are few
     down = min(size // across, triton.next_power_of_2(height))
     splits, lanes = triton.cdiv(height, down), triton.cdiv(columns, across)
     sizes, partial, last = [height, columns], [], False
