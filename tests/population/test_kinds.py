@@ -110,7 +110,7 @@ def test_derivatives_of_members_of_unlike_activations(
         for name, parameter in wide.named_parameters():
             if ".raw" not in name:
                 own = population.stacked.get_parameter(name).grad[k]
-                torch.testing.assert_close(own.cpu().double(), parameter.grad, rtol=1e-3, atol=1e-3, msg=name)
+                assert (own.cpu() - parameter.grad).norm() <= 1e-4 * (1 + parameter.grad.norm()), name
         hulls = [module for module in wide.modules() if isinstance(module, AffineHull | ConvexHull)]
         for hull, own in zip(hulls, population.activations.split(k, population.activations.raw.grad[k]), strict=False):
             torch.testing.assert_close(own[0].cpu().double()[: len(hull.raw)], hull.raw.grad, rtol=1e-3, atol=1e-3)
