@@ -308,6 +308,7 @@ def _normalize_groups(
         bias=bias,
         residual=residual,
         dtype=dtype,
+        kinds=act.kinds,
     )
     return tuple(split_images(y, context) for y in both)
 

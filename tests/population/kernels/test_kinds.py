@@ -16,6 +16,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 from hullo.population.kernels.act_pool_drop import combine_pool_drop  # noqa: E402
 from hullo.population.kernels.bias_act import combine_biased  # noqa: E402
 from hullo.population.kernels.bn_act import normalize_combine  # noqa: E402
+from hullo.population.kernels.gn_act import group_norm_combine  # noqa: E402
 from hullo.population.kernels.kinds import Kinds  # noqa: E402
 
 BASES = tuple(map(get_base, ("identity", "relu", "tanh", "silu")))
@@ -39,6 +40,11 @@ def normed(x: Tensor, rows: Tensor, given: Kinds | None) -> Tensor:
     return one + 2 * other
 
 
+def group_normed(x: Tensor, rows: Tensor, given: Kinds | None) -> Tensor:
+    one, other = group_norm_combine(x, None, None, rows, BASES, width=2, eps=1e-5, kinds=given)
+    return one + 2 * other
+
+
 def pooled(x: Tensor, rows: Tensor, given: Kinds | None) -> Tensor:
     none = torch.zeros(4, dtype=torch.int64).to(DEVICE)
     return combine_pool_drop(x, rows, BASES, none, none, 0, 0.0, kinds=given)
@@ -48,6 +54,7 @@ CASES: dict[str, tuple[Callable[[Tensor, Tensor, Kinds | None], Tensor], tuple[i
     "features": (biased, (4, 37, 9)),
     "stacked images": (normed, (4, 2, 5, 3, 3)),
     "wide images side by side": (normed, (2, 4 * 128, 2, 2)),
+    "stacked images in groups": (group_normed, (4, 2, 6, 3, 3)),
     "pooled": (pooled, (2, 4 * 32, 4, 4)),
 }
 

@@ -183,8 +183,8 @@ class _NormalizeCombine(torch.autograd.Function):
         kernels, numbers = choose_kernels(call.bases, call.kinds, x, tiling.constants | constants)
         launch(
             kernels["backward_sums"], tiling.programs, *numbers, dy, more[0] if more else dy, x, *others.pointers(), ds,
-            partial.data, call.eps, *tiling.sizes, follows=False, **tiling.constants, **constants, TWO_GRADIENTS=bool(more),
-            LEARNED=learned, STAGES=STAGES,
+            partial.data, call.eps, *tiling.sizes, follows=False, **tiling.constants, **constants,
+            TWO_GRADIENTS=bool(more), LEARNED=learned, STAGES=STAGES,
         )  # fmt: skip
         drows = torch.empty_like(others.rows) if learned else None
         dbias = None if ctx.bias is None else torch.empty_like(ctx.bias)

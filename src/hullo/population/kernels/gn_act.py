@@ -27,7 +27,7 @@ from hullo.functional import apply
 from hullo.kernels.spec import CombineSpec
 from hullo.parametrizations import get_parametrization
 from hullo.population.kernels import DTYPES
-from hullo.population.kernels.bn_act import STAGES, make_kernels
+from hullo.population.kernels.bn_act import STAGES, choose_kernels
 from hullo.population.kernels.channel_stats import (
     TILES,
     PartialSums,
@@ -36,6 +36,7 @@ from hullo.population.kernels.channel_stats import (
     partial_statistics,
     shared_columns,
 )
+from hullo.population.kernels.kinds import Kinds
 from hullo.population.kernels.launch import launch, wait_for_previous
 from hullo.population.kernels.layouts import all_channels, channels_last, is_stacked
 
@@ -52,6 +53,7 @@ def group_norm_combine(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     dtype: torch.dtype | None = None,
+    kinds: Kinds | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return images after group norm, the sum with a residual and the activation, as two tensors.
 
@@ -68,6 +70,7 @@ def group_norm_combine(
         bias: of each channel, where the convolution left it out.
         residual: images like x.
         dtype: of the result, by default that of x.
+        kinds: which bases each member uses, as :func:`hullo.population.kernels.bn_act.normalize_combine` takes them.
     """
     channels = all_channels(x) if x.dim() in (4, 5) else 0
     if x.dtype not in DTYPES or not x.numel() or x.shape[-3] % width:
@@ -77,7 +80,7 @@ def group_norm_combine(
         )
     if rows.dim() == 2 and channels % len(rows):
         raise ValueError(f"{channels} channels do not fall into {len(rows)} equal parts, as many as there are rows")
-    call = _Call(tuple(bases), width, eps, x.dtype if dtype is None else dtype)
+    call = _Call(tuple(bases), width, eps, x.dtype if dtype is None else dtype, kinds)
     scale = torch.ones(channels, device=x.device) if scale is None else scale
     shift = torch.zeros(channels, device=x.device) if shift is None else shift
     both: tuple[Tensor, Tensor] = _GroupNormCombine.apply(x, scale, shift, rows, bias, residual, call)
@@ -91,6 +94,7 @@ class _Call(NamedTuple):
     width: int
     eps: float
     dtype: torch.dtype
+    kinds: Kinds | None
 
     def sizes(self, x: Tensor) -> dict[str, int]:
         """Return the constants of the kernels that merge sums of columns."""
@@ -114,10 +118,12 @@ class _GroupNormCombine(torch.autograd.Function):
         ctx.save_for_backward(*leaves, mean, variance, offsets)
         each = _by_sample(x)
         y, tiling = torch.empty_like(x, dtype=call.dtype), Tiling.of(each, TILES["apply"])
+        constants = tiling.constants | _constants(x, rows, bias, residual, call)
+        kernels, numbers = choose_kernels(call.bases, call.kinds, x, constants)
         launch(
-            make_kernels(call.bases, x.dtype)["apply"], tiling.programs, x,
+            kernels["apply"], tiling.programs, *numbers, x,
             *_pointers(mean, variance, scale, shift, rows, bias, residual), y, call.eps, *tiling.sizes, follows=True,
-            **tiling.constants, **_constants(x, rows, bias, residual, call),
+            **constants,
         )  # fmt: skip
         return y, y.view_as(y)
 
@@ -132,7 +138,7 @@ class _GroupNormCombine(torch.autograd.Function):
             return _differentiate(ctx, functools.reduce(torch.add, given), leaves)
         x, scale, shift, rows, bias, residual = leaves
         x, rows, residual = _in_order(x, rows, residual)
-        dy, more, kernels = channels_last(given[0]), channels_last(given[-1]), make_kernels(call.bases, x.dtype)
+        dy, more = channels_last(given[0]), channels_last(given[-1])
         others = _pointers(mean, variance, scale, shift, rows, bias, residual)
         constants = _constants(x, rows, bias, residual, call) | {"STORE_DS": len(given) > 1 or residual is not None}
         ds = torch.empty_like(x) if constants["STORE_DS"] else dy
@@ -140,9 +146,10 @@ class _GroupNormCombine(torch.autograd.Function):
         samples, channels = x.shape[-4], len(scale)
         sums_of_bases = len(call.bases) if learned else 0
         partial = PartialSums.empty(x, tiling.splits * samples, 2, sums_of_bases, constants["EACH"])
+        kernels, numbers = choose_kernels(call.bases, call.kinds, x, tiling.constants | constants)
         launch(
-            kernels["backward_sums"], tiling.programs, dy, more, x, *others, ds, partial.data, call.eps, *tiling.sizes,
-            follows=False, **tiling.constants, **constants, TWO_GRADIENTS=len(given) > 1, LEARNED=learned,
+            kernels["backward_sums"], tiling.programs, *numbers, dy, more, x, *others, ds, partial.data, call.eps,
+            *tiling.sizes, follows=False, **tiling.constants, **constants, TWO_GRADIENTS=len(given) > 1, LEARNED=learned,
             STAGES=STAGES,
         )  # fmt: skip
         sums = torch.empty(2, len(mean), dtype=torch.float32, device=x.device)
@@ -153,8 +160,9 @@ class _GroupNormCombine(torch.autograd.Function):
             follows=True, **sizes, PARTS=_parts(tiling.splits, sizes["BLOCK"]), BIAS=bias is not None,
         )  # fmt: skip
         tiling, dx = Tiling.of(_by_sample(x), TILES["backward_input"]), torch.empty_like(x)
+        kernels, numbers = choose_kernels(call.bases, call.kinds, x, tiling.constants | constants)
         launch(
-            kernels["backward_input"], tiling.programs, ds, x, *others, sums, dx, call.eps, *tiling.sizes,
+            kernels["backward_input"], tiling.programs, *numbers, ds, x, *others, sums, dx, call.eps, *tiling.sizes,
             follows=True, **tiling.constants, **constants, TRAINING=True, GROUPED=True,
         )  # fmt: skip
         drows = torch.empty_like(rows) if learned else None
