@@ -11,14 +11,15 @@ from hullo.population.rules.recurrent import GATES, Weights, run_direction
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-MEMBERS, TIME, BATCH, INPUTS, WIDTH = 2, 3, 2, 3, 5
+HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # the interpreter has no products in bfloat16
+MEMBERS, TIME = 2, 3
 
 
-def run(kind: str, tensors: list[Tensor], has_bias: bool, projects: bool, is_reversed: bool) -> list[Tensor]:
+def run(kind: str, tensors: list[Tensor], has_bias: bool, is_reversed: bool) -> list[Tensor]:
     """Return the results of a direction, and the gradients of all tensors."""
     leaves = [item.clone().requires_grad_() for item in tensors]
-    x, state, memory, w_x, w_h, b_x, b_h, projection = leaves
-    weights = Weights(w_x, w_h, b_x if has_bias else None, b_h if has_bias else None, projection if projects else None)
+    x, state, memory, *parameters = leaves
+    weights = Weights(*parameters[: 4 if has_bias else 2])
     results = run_direction(kind, x, [state, memory], weights, is_reversed)
     total = sum(
         (item * torch.linspace(-1, 1, item.numel(), device=item.device).view_as(item)).sum() for item in results
@@ -27,20 +28,38 @@ def run(kind: str, tensors: list[Tensor], has_bias: bool, projects: bool, is_rev
     return [*results, *(item for item in gradients if item is not None)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
 @pytest.mark.parametrize("is_reversed", [False, True])
-@pytest.mark.parametrize(("kind", "projects"), [*((kind, False) for kind in GATES), ("lstm", True)])
+@pytest.mark.parametrize("kind", GATES)
 @pytest.mark.parametrize("has_bias", [True, False])
-def test_fused_cells_equal_plain_ones(
-    kind: str, projects: bool, has_bias: bool, is_reversed: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gates, state = GATES[kind] * WIDTH, 4 if projects else WIDTH
-    shapes = [(TIME, BATCH, INPUTS), (BATCH, state), (BATCH, WIDTH), (gates, INPUTS), (gates, state)]
-    shapes += [(gates,), (gates,), (state, WIDTH)]
-    tensors = [torch.randn(MEMBERS, *shape, dtype=dtype, device=DEVICE) for shape in shapes]
+@pytest.mark.parametrize("sizes", [(2, 3, 5), (17, 2, 40)])
+def test_fused_time_steps_equal_plain_ones(
+    kind: str, has_bias: bool, is_reversed: bool, dtype: torch.dtype, sizes: tuple[int, int, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    batch, inputs, width = sizes
+    gates = GATES[kind] * width
+    parameters = [(gates, inputs), (gates, width), (gates,), (gates,)]
+    shapes = [(TIME, batch, inputs), (batch, width), (batch, width), *parameters]
+    tensors = [torch.randn(MEMBERS, *shape, device=DEVICE).div(shape[-1] ** 0.5).to(dtype) for shape in shapes]
     monkeypatch.setattr(kernels, "support", lambda x: False)
-    expected = run(kind, tensors, has_bias, projects, is_reversed)
+    expected = run(kind, tensors, has_bias, is_reversed)
     monkeypatch.setattr(kernels, "support", lambda x: True)
-    found = run(kind, tensors, has_bias, projects, is_reversed)
-    tolerance = 1e-5 if dtype == torch.float32 else 0.06
-    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+    found = run(kind, tensors, has_bias, is_reversed)
+    tolerance = 1e-5 if dtype == torch.float32 else 0.03
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype
+        assert (one - other).norm() <= tolerance * other.norm()
+
+
+def test_gradients_may_be_in_any_order() -> None:
+    """Those of outputs with the batch first have rows that are apart."""
+    shapes = [(TIME, 2, 3), (2, 5), (2, 5), (20, 3), (20, 5), (20,), (20,)]
+    tensors = [torch.randn(MEMBERS, *shape, device=DEVICE) for shape in shapes]
+    x, state, memory, *parameters = (item.requires_grad_() for item in tensors)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "support", lambda x: True)
+        y, *_ = run_direction("lstm", x, [state, memory], Weights(*parameters), False)
+    dy = torch.randn(MEMBERS, 2, TIME, 5, device=DEVICE)
+    apart = torch.autograd.grad(y, parameters, dy.transpose(1, 2), retain_graph=True)
+    assert all(map(torch.equal, apart, torch.autograd.grad(y, parameters, dy.transpose(1, 2).contiguous())))

@@ -1,60 +1,106 @@
-"""Cells of recurrent layers at one time step, for all members in one pass; the products are computed outside.
+"""Time steps of recurrent layers for all members: the product with the last states and the cell in one kernel.
 
-Tensors are (members, batch, features): one time step of a longer one, so members are apart by strides of their own.
+A program has some columns of all gates of one member, and so everything that these columns of the cell need. Backward
+it first computes the gradient of the new states from the gradients of the gates one step later, then those of its own
+gates; so a time step is one kernel in both directions, which is launched while the one before still runs: until that
+ends it loads what other kernels made. Tensors are (members, batch, features): one time step of a
+longer one, so members and rows are apart by strides of their own, and numbers of a row are neighbors.
 """
 
 # mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
-# ruff: noqa: N803 (constants are in capitals, in Triton)
+# ruff: noqa: N803, N806 (constants are in capitals, in Triton)
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-import torch
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 from hullo.kernels.device_math import sigmoid, tanh
+from hullo.population.kernels import processors
+from hullo.population.kernels.launch import launch, wait_for_previous
+from hullo.population.kernels.row_conv import block
 
-BLOCK = 512
+ROWS, COLUMNS, WARPS, STAGES = 64, (64, 32, 16), 4, 3
+"""Rows of a program, columns of each gate: the most that leave no multiprocessor without a program, or the fewest."""
 
 
 def forward(
-    kind: str, x: Tensor, hidden: Tensor, bias: Tensor | None, past: Sequence[Tensor], new: Sequence[Tensor]
+    kind: str,
+    x: Tensor,
+    weight: Tensor,
+    biases: Sequence[Tensor],
+    past: Sequence[Tensor],
+    new: Sequence[Tensor],
+    *,
+    follows: bool,
 ) -> None:
-    """Compute a cell.
+    """Compute a time step.
 
-    It takes the products with the input (with its bias) and with the last state (without), the bias of the latter, the
-    last state and memory, and writes what `backward` needs, the new state and the new memory.
+    Args:
+        kind: of the cell: "lstm", "gru", "tanh" or "relu".
+        x: the products with the inputs, (members, batch, gates * width).
+        weight: for the last state, (members, gates * width, width).
+        biases: of both products, or none.
+        past: the last state and memory.
+        new: where to write the gates, the new state and the new memory.
+        follows: whether this directly follows another time step.
     """
-    saved, state, memory = new
-    members, batch, width = state.shape
-    with torch.cuda.device_of(x):
-        _forward[(triton.cdiv(batch * width, BLOCK), members)](
-            x, hidden, x if bias is None else bias, *past, saved, state, memory, batch * width, width,
-            x.stride(0), past[0].stride(0), past[1].stride(0), saved.stride(0), state.stride(0),
-            BIAS=bias is not None, KIND=kind, BLOCK=BLOCK,
-        )  # fmt: skip
+    saved, state, _ = new
+    _launch(
+        _forward, state, x, weight, *(biases or (x, x)), *past, *new, state.shape[1], x.stride(0), x.stride(1),
+        past[0].stride(0), past[1].stride(0), saved.stride(0), state.stride(0),
+        BIAS=bool(biases), KIND=kind, follows=follows,
+    )  # fmt: skip
 
 
 def backward(
-    kind: str, gradients: Sequence[Tensor], carry: Tensor, saved: Sequence[Tensor], new: Sequence[Tensor]
+    kind: str,
+    gradient: Tensor,
+    following: Tensor,
+    weight: Tensor,
+    carry: Tensor,
+    saved: Sequence[Tensor],
+    new: Sequence[Tensor],
+    *,
+    follows: bool,
 ) -> None:
-    """Compute the gradients of a cell.
+    """Compute the gradients of a time step.
 
-    It takes the gradients of the state, from the outputs and from the next step, and a `carry`: of an LSTM's memory, or
-    a part of the gradient of the last state. It updates the carry, and writes the gradients of both products.
+    Args:
+        kind: of the cell.
+        gradient: of the state, from the outputs.
+        following: the gradient of the product with this state, which the next step made; of the last step, the
+            gradient of the final state.
+        weight: as in `forward`.
+        carry: the gradient of an LSTM's memory, or a part of that of the last state; it is updated.
+        saved: the gates, the last state, the new one, the last memory and the new one.
+        new: where to write the gradients of both products.
+        follows: whether this directly follows another time step; if not, it is the last one.
     """
-    gates, past, state, past_memory, memory = saved
-    members, batch, width = carry.shape
-    own, following = gradients[0], gradients[-1]
-    own = own if own.stride()[1:] == (width, 1) else own.contiguous()
-    with torch.cuda.device_of(carry):
-        _backward[(triton.cdiv(batch * width, BLOCK), members)](
-            own, following, carry, gates, past, state, past_memory, memory, *new, batch * width, width,
-            own.stride(0), gates.stride(0), past.stride(0), past_memory.stride(0), new[0].stride(0),
-            FOLLOWING=len(gradients) > 1, KIND=kind, BLOCK=BLOCK,
-        )  # fmt: skip
+    gates, past, _, past_memory, _ = saved
+    gradient = gradient if gradient.stride(2) == 1 else gradient.contiguous()
+    _launch(
+        _backward, carry, gradient, following, weight, carry, *saved, *new, carry.shape[1], gradient.stride(0),
+        gradient.stride(1), following.stride(0), gates.stride(0), past.stride(0), past_memory.stride(0),
+        new[0].stride(0), LAST=not follows, KIND=kind, follows=follows,
+    )  # fmt: skip
+
+
+def _launch(kernel: Any, state: Tensor, x: Tensor, *arguments: Any, KIND: str, follows: bool, **constants: Any) -> None:
+    """Launch a kernel on tiles of a state."""
+    members, batch, width = state.shape
+    rows = min(ROWS, block(batch))
+    strips = members * triton.cdiv(batch, rows)
+    fitting = [size for size in COLUMNS if strips * triton.cdiv(width, size) >= processors(x)]
+    columns = fitting[0] if fitting else COLUMNS[-1]
+    launch(
+        kernel, strips * triton.cdiv(width, columns), x, *arguments, members, follows=follows, KIND=KIND,
+        GATES={"lstm": 4, "gru": 3}.get(KIND, 1), WIDTH=width, ROWS=rows, COLUMNS=columns,
+        INNER=min(block(width), 128 if x.itemsize == 2 else 32), STAGES=STAGES, num_warps=WARPS, **constants,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -68,110 +114,156 @@ def _store(pointer, at, value, inside):
 
 
 @triton.jit
-def _forward(
-    x_ptr, hidden_ptr, bias_ptr, past_ptr, past_memory_ptr, saved_ptr, state_ptr, memory_ptr, size, width,
-    x_stride, past_stride, memory_stride, saved_stride, state_stride,
-    BIAS: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    member = tl.program_id(1).to(tl.int64)
-    entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = entry < size
-    column = entry % width
-    gates: tl.constexpr = 4 if KIND == "lstm" else 3 if KIND == "gru" else 1
-    at = entry // width * (gates * width) + column
-    x_ptr += member * x_stride
-    hidden_ptr += member * size * gates
-    bias_ptr += member * width * gates
-    past_ptr += member * past_stride
-    past_memory_ptr += member * memory_stride
-    saved_ptr += member * saved_stride
-    state_ptr += member * state_stride
-    memory_ptr += member * memory_stride
-    to = entry // width * (4 * width) + column
-    if KIND == "lstm":
-        i = sigmoid(_product(x_ptr, hidden_ptr, bias_ptr, at, column, inside, BIAS))
-        f = sigmoid(_product(x_ptr, hidden_ptr, bias_ptr, at + width, column + width, inside, BIAS))
-        g = tanh(_product(x_ptr, hidden_ptr, bias_ptr, at + 2 * width, column + 2 * width, inside, BIAS))
-        o = sigmoid(_product(x_ptr, hidden_ptr, bias_ptr, at + 3 * width, column + 3 * width, inside, BIAS))
-        memory = f * _load(past_memory_ptr, entry, inside) + i * g
-        _store(memory_ptr, entry, memory, inside)
-        _store(state_ptr, entry, o * tanh(memory), inside)
-        _store(saved_ptr, to, i, inside)
-        _store(saved_ptr, to + width, f, inside)
-        _store(saved_ptr, to + 2 * width, g, inside)
-        _store(saved_ptr, to + 3 * width, o, inside)
-    elif KIND == "gru":
-        r = sigmoid(_product(x_ptr, hidden_ptr, bias_ptr, at, column, inside, BIAS))
-        z = sigmoid(_product(x_ptr, hidden_ptr, bias_ptr, at + width, column + width, inside, BIAS))
-        last = _load(hidden_ptr, at + 2 * width, inside)
-        if BIAS:
-            last += _load(bias_ptr, column + 2 * width, inside)
-        n = tanh(_load(x_ptr, at + 2 * width, inside) + r * last)
-        _store(state_ptr, entry, n + z * (_load(past_ptr, entry, inside) - n), inside)
-        _store(saved_ptr, to, r, inside)
-        _store(saved_ptr, to + width, z, inside)
-        _store(saved_ptr, to + 2 * width, n, inside)
-        _store(saved_ptr, to + 3 * width, last, inside)
-    else:
-        y = _product(x_ptr, hidden_ptr, bias_ptr, at, column, inside, BIAS)
-        y = tanh(y) if KIND == "tanh" else tl.where(y < 0, 0.0, y)
-        _store(state_ptr, entry, y, inside)
+def _tile(batch, members, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return the member, the rows and the columns of a program, and which entries exist."""
+    ACROSS: tl.constexpr = (WIDTH + COLUMNS - 1) // COLUMNS
+    strip = tl.program_id(0) // ACROSS
+    row = strip // members * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.program_id(0) % ACROSS * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    return (strip % members).to(tl.int64), row, column, (row < batch) & (column < WIDTH)
 
 
 @triton.jit
-def _product(x_ptr, hidden_ptr, bias_ptr, at, column, inside, BIAS: tl.constexpr):
-    """Return the sum of both products and the bias."""
-    y = _load(x_ptr, at, inside) + _load(hidden_ptr, at, inside)
+def _multiply(product, x, weight_ptr, k, column, k_stride, column_stride, inside):
+    """Add x times columns of a weight to a product."""
+    weight = tl.load(weight_ptr + k * k_stride + column * column_stride, mask=inside, other=0.0)
+    return tl.dot(x, weight, product, input_precision="ieee")
+
+
+@triton.jit
+def _forward(
+    x_ptr, weight_ptr, x_bias_ptr, bias_ptr, past_ptr, past_memory_ptr, saved_ptr, state_ptr, memory_ptr, batch,
+    x_stride, x_row, past_stride, memory_stride, saved_stride, state_stride, members,
+    BIAS: tl.constexpr, KIND: tl.constexpr, GATES: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, INNER: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    member, row, column, inside = _tile(batch, members, WIDTH, ROWS, COLUMNS)
+    x_ptr += member * x_stride
+    bias_ptr += member * (GATES * WIDTH)
+    x_bias_ptr += member * (GATES * WIDTH)
+    weight_ptr += member * (GATES * WIDTH * WIDTH)
+    at, to, entry = row * x_row + column, row * (4 * WIDTH) + column, row * WIDTH + column
+    a = _load(x_ptr, at, inside)
+    b = tl.zeros([ROWS, COLUMNS], tl.float32)
+    c = tl.zeros([ROWS, COLUMNS], tl.float32)
+    d = tl.zeros([ROWS, COLUMNS], tl.float32)
+    given = tl.zeros([ROWS, COLUMNS], tl.float32)  # to the new state of a GRU, besides the last one
+    if GATES > 1:
+        b += _load(x_ptr, at + WIDTH, inside)
+        given += _load(x_ptr, at + 2 * WIDTH, inside)
+    if GATES > 3:
+        d += _load(x_ptr, at + 3 * WIDTH, inside)
     if BIAS:
-        y += _load(bias_ptr, column, inside)
-    return y
+        exists = column < WIDTH
+        a += _load(bias_ptr, column, exists) + _load(x_bias_ptr, column, exists)
+        if GATES > 1:
+            b += _load(bias_ptr, column + WIDTH, exists) + _load(x_bias_ptr, column + WIDTH, exists)
+            c += _load(bias_ptr, column + 2 * WIDTH, exists)
+            given += _load(x_bias_ptr, column + 2 * WIDTH, exists)
+        if GATES > 3:
+            d += _load(bias_ptr, column + 3 * WIDTH, exists) + _load(x_bias_ptr, column + 3 * WIDTH, exists)
+    wait_for_previous(EARLY)
+    past_ptr += member * past_stride
+    past_memory = tl.zeros([ROWS, COLUMNS], tl.float32)
+    if KIND == "lstm":
+        past_memory += _load(past_memory_ptr + member * memory_stride, entry, inside)
+    for first in tl.range(0, WIDTH, INNER, num_stages=STAGES):
+        k = first + tl.arange(0, INNER)
+        known = (row < batch) & (k[None, :] < WIDTH)
+        past = tl.load(past_ptr + row * WIDTH + k[None, :], mask=known, other=0.0)
+        k = k[:, None]
+        known = (k < WIDTH) & (column < WIDTH)
+        a = _multiply(a, past, weight_ptr, k, column, 1, WIDTH, known)
+        if GATES > 1:
+            b = _multiply(b, past, weight_ptr + WIDTH * WIDTH, k, column, 1, WIDTH, known)
+            c = _multiply(c, past, weight_ptr + 2 * WIDTH * WIDTH, k, column, 1, WIDTH, known)
+        if GATES > 3:
+            d = _multiply(d, past, weight_ptr + 3 * WIDTH * WIDTH, k, column, 1, WIDTH, known)
+    saved_ptr += member * saved_stride
+    state_ptr += member * state_stride
+    if KIND == "lstm":
+        i, f, g, o = sigmoid(a), sigmoid(b), tanh(given + c), sigmoid(d)
+        memory = f * past_memory + i * g
+        _store(memory_ptr + member * memory_stride, entry, memory, inside)
+        _store(state_ptr, entry, o * tanh(memory), inside)
+        _store(saved_ptr, to, i, inside)
+        _store(saved_ptr, to + WIDTH, f, inside)
+        _store(saved_ptr, to + 2 * WIDTH, g, inside)
+        _store(saved_ptr, to + 3 * WIDTH, o, inside)
+    elif KIND == "gru":
+        r, z = sigmoid(a), sigmoid(b)
+        n = tanh(given + r * c)
+        _store(state_ptr, entry, n + z * (_load(past_ptr, entry, inside) - n), inside)
+        _store(saved_ptr, to, r, inside)
+        _store(saved_ptr, to + WIDTH, z, inside)
+        _store(saved_ptr, to + 2 * WIDTH, n, inside)
+        _store(saved_ptr, to + 3 * WIDTH, c, inside)
+    else:
+        a = tanh(a) if KIND == "tanh" else tl.where(a < 0, 0.0, a)
+        _store(state_ptr, entry, a, inside)
 
 
 @triton.jit
 def _backward(
-    own_ptr, following_ptr, carry_ptr, saved_ptr, past_ptr, state_ptr, past_memory_ptr, memory_ptr, dx_ptr, dhidden_ptr,
-    size, width, own_stride, saved_stride, state_stride, memory_stride, dx_stride,
-    FOLLOWING: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr,
+    own_ptr, following_ptr, weight_ptr, carry_ptr, saved_ptr, past_ptr, state_ptr, past_memory_ptr, memory_ptr, dx_ptr,
+    dhidden_ptr, batch, own_stride, own_row, following_stride, saved_stride, state_stride, memory_stride, dx_stride,
+    members,
+    LAST: tl.constexpr, KIND: tl.constexpr, GATES: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, INNER: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    member = tl.program_id(1).to(tl.int64)
-    entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = entry < size
-    column = entry % width
-    gates: tl.constexpr = 4 if KIND == "lstm" else 3 if KIND == "gru" else 1
-    at = entry // width * (gates * width) + column
-    to = entry // width * (4 * width) + column
+    member, row, column, inside = _tile(batch, members, WIDTH, ROWS, COLUMNS)
+    at, to, entry = row * (GATES * WIDTH) + column, row * (4 * WIDTH) + column, row * WIDTH + column
     saved_ptr += member * saved_stride
-    dx_ptr += member * dx_stride
-    dy = _load(own_ptr + member * own_stride, entry, inside)
-    if FOLLOWING:
-        dy += _load(following_ptr + member * size, entry, inside)
+    past_memory_ptr += member * memory_stride
+    memory_ptr += member * memory_stride
+    dy = _load(own_ptr + member * own_stride, row * own_row + column, inside)
+    if GATES > 1:
+        first_gate, second = _load(saved_ptr, to, inside), _load(saved_ptr, to + WIDTH, inside)
+        third, fourth = _load(saved_ptr, to + 2 * WIDTH, inside), _load(saved_ptr, to + 3 * WIDTH, inside)
     if KIND == "lstm":
-        i, f = _load(saved_ptr, to, inside), _load(saved_ptr, to + width, inside)
-        g, o = _load(saved_ptr, to + 2 * width, inside), _load(saved_ptr, to + 3 * width, inside)
-        t = tanh(_load(memory_ptr + member * memory_stride, entry, inside))
-        dc = _load(carry_ptr + member * size, entry, inside) + dy * o * (1 - t * t)
-        past = _load(past_memory_ptr + member * memory_stride, entry, inside)
-        _store(carry_ptr + member * size, entry, dc * f, inside)
-        _store(dx_ptr, at, dc * g * i * (1 - i), inside)
-        _store(dx_ptr, at + width, dc * past * f * (1 - f), inside)
-        _store(dx_ptr, at + 2 * width, dc * i * (1 - g * g), inside)
-        _store(dx_ptr, at + 3 * width, dy * t * o * (1 - o), inside)
+        t, past = tanh(_load(memory_ptr, entry, inside)), _load(past_memory_ptr, entry, inside)
     elif KIND == "gru":
-        r, z = _load(saved_ptr, to, inside), _load(saved_ptr, to + width, inside)
-        n, last = _load(saved_ptr, to + 2 * width, inside), _load(saved_ptr, to + 3 * width, inside)
-        dy += _load(carry_ptr + member * size, entry, inside)
-        dn = dy * (1 - z) * (1 - n * n)
-        dr = dn * last * r * (1 - r)
-        dz = dy * (_load(past_ptr + member * state_stride, entry, inside) - n) * z * (1 - z)
-        dhidden_ptr += member * dx_stride
-        _store(carry_ptr + member * size, entry, dy * z, inside)
-        _store(dx_ptr, at, dr, inside)
-        _store(dx_ptr, at + width, dz, inside)
-        _store(dx_ptr, at + 2 * width, dn, inside)
-        _store(dhidden_ptr, at, dr, inside)
-        _store(dhidden_ptr, at + width, dz, inside)
-        _store(dhidden_ptr, at + 2 * width, dn * r, inside)
+        past = _load(past_ptr + member * state_stride, entry, inside)
     else:
         y = _load(state_ptr + member * state_stride, entry, inside)
+    wait_for_previous(EARLY)
+    carry_ptr += member * batch * WIDTH
+    dx_ptr += member * dx_stride
+    dhidden_ptr += member * dx_stride
+    following_ptr += member * following_stride
+    weight_ptr += member * (GATES * WIDTH * WIDTH)
+    if KIND == "lstm" or KIND == "gru":
+        carry = _load(carry_ptr, entry, inside)
+    if LAST:
+        dy += _load(following_ptr, entry, inside)
+    else:
+        for first in tl.range(0, GATES * WIDTH, INNER, num_stages=STAGES):
+            k = first + tl.arange(0, INNER)
+            known = (row < batch) & (k[None, :] < GATES * WIDTH)
+            dnext = tl.load(following_ptr + row * (GATES * WIDTH) + k[None, :], mask=known, other=0.0)
+            k = k[:, None]
+            dy = _multiply(dy, dnext, weight_ptr, k, column, WIDTH, 1, (k < GATES * WIDTH) & (column < WIDTH))
+    if KIND == "lstm":
+        i, f, g, o = first_gate, second, third, fourth
+        dc = carry + dy * o * (1 - t * t)
+        _store(carry_ptr, entry, dc * f, inside)
+        _store(dx_ptr, at, dc * g * i * (1 - i), inside)
+        _store(dx_ptr, at + WIDTH, dc * past * f * (1 - f), inside)
+        _store(dx_ptr, at + 2 * WIDTH, dc * i * (1 - g * g), inside)
+        _store(dx_ptr, at + 3 * WIDTH, dy * t * o * (1 - o), inside)
+    elif KIND == "gru":
+        r, z, n, last = first_gate, second, third, fourth
+        dy += carry
+        dn = dy * (1 - z) * (1 - n * n)
+        dr = dn * last * r * (1 - r)
+        dz = dy * (past - n) * z * (1 - z)
+        _store(carry_ptr, entry, dy * z, inside)
+        _store(dx_ptr, at, dr, inside)
+        _store(dx_ptr, at + WIDTH, dz, inside)
+        _store(dx_ptr, at + 2 * WIDTH, dn, inside)
+        _store(dhidden_ptr, at, dr, inside)
+        _store(dhidden_ptr, at + WIDTH, dz, inside)
+        _store(dhidden_ptr, at + 2 * WIDTH, dn * r, inside)
+    else:
         slope = 1 - y * y if KIND == "tanh" else tl.where(y > 0, 1.0, 0.0)
         _store(dx_ptr, at, dy * slope, inside)

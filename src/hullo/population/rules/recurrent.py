@@ -36,13 +36,12 @@ GATES = {"lstm": 4, "gru": 3, "tanh": 1, "relu": 1}
 
 
 class Weights(NamedTuple):
-    """Hold the parameters of one direction of a layer, the members first; `projection` is that of an LSTM."""
+    """Hold the parameters of one direction of a layer, the members first."""
 
     input: Tensor
     hidden: Tensor
     input_bias: Tensor | None = None
     hidden_bias: Tensor | None = None
-    projection: Tensor | None = None
 
 
 def _run_layers(
@@ -62,7 +61,9 @@ def _run_layers(
     members, has_dropout = context.members, training and layers > 1 and not rng.is_zero(rate)
     y, *tensors = (item.at(0, members) for item in (x, *weights))
     given = [state.at(0, members).chunk(layers, 1) for state in values_in(states)]
-    count, final, run_layer = len(weights) // layers, [], _batch_layer if is_batched(y) else _loop_layer
+    count, final = len(weights) // layers, []
+    projects = count // (1 + bidirectional) > (4 if biases else 2)
+    run_layer = _batch_layer if is_batched(y) and not projects else _loop_layer
     for layer in range(layers):
         own = [state[layer] for state in given]
         part = tensors[layer * count : (layer + 1) * count]
@@ -106,20 +107,14 @@ def _batch_layer(
     dtype, directions = kernels.working_dtype(x), 1 + bidirectional
     count, outputs, final = len(weights) // directions, [], []
     y = (x.transpose(1, 2) if batch_first else x).to(dtype)
+    y = y.flatten(1, 2).view(y.shape)  # a member's time steps in one piece
     for i in range(directions):
-        own = _read_weights([item.to(dtype) for item in weights[i * count : (i + 1) * count]], biases)
+        own = Weights(*(item.to(dtype) for item in weights[i * count : (i + 1) * count]))
         output, *last = run_direction(OPERATORS[operator], y, [state[:, i].to(dtype) for state in states], own, i == 1)
         outputs.append(output)
         final.append(last)
     y = outputs[0] if directions == 1 else torch.cat(outputs, -1)
     return [y.transpose(1, 2) if batch_first else y, *(torch.stack(items, 1) for items in zip(*final, strict=True))]
-
-
-def _read_weights(given: Sequence[Tensor], biases: bool) -> Weights:
-    """Return the parameters of one direction in the order of PyTorch: weights, biases, projection."""
-    last = 2 + 2 * biases
-    input_bias, hidden_bias = given[2:4] if biases else (None, None)
-    return Weights(given[0], given[1], input_bias, hidden_bias, given[last] if len(given) > last else None)
 
 
 for _operator in OPERATORS:
@@ -151,29 +146,25 @@ class _Direction(torch.autograd.Function):
     def forward(
         ctx: Any, kind: str, is_reversed: bool, x: Tensor, state: Tensor, memory: Tensor | None, *given: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        from hullo.population.kernels import recurrence as cell
+        from hullo.population.kernels import recurrence
 
         weights = Weights(*given)  # type: ignore[arg-type]
         members, time, batch, _ = x.shape
-        gates, width = GATES[kind], weights.hidden.shape[1] // GATES[kind]
-        products = _multiply(x, weights.input.mT, weights.input_bias)
+        gates, width = GATES[kind], weights.hidden.shape[2]
+        biases = [item for item in (weights.input_bias, weights.hidden_bias) if item is not None]
+        products = torch.bmm(x.flatten(1, 2), weights.input.mT).view(members, time, batch, -1)
         # one more entry than there are time steps, that of the beginning, which is the last if time runs backward
-        states = x.new_empty(members, time + 1, batch, state.shape[-1])
+        states = x.new_empty(members, time + 1, batch, width)
         memories = x.new_empty(members, time + 1, batch, width if kind == "lstm" else 0, dtype=compute_dtype(x))
         begin, past, new = (time, 1, 0) if is_reversed else (0, 0, 1)
         states[:, begin] = state
         if memory is not None:
             memories[:, begin] = memory
         saved = x.new_empty(members, time, batch, 4 * width if gates > 1 else 0)
-        hidden, inner = weights.hidden.mT, states
-        if weights.projection is not None:
-            inner = x.new_empty(members, 1, batch, width).expand(-1, time + 1, -1, -1)
-        for t in reversed(range(time)) if is_reversed else range(time):
-            before, after = (states[:, t + past], memories[:, t + past]), (inner[:, t + new], memories[:, t + new])
-            product = torch.bmm(before[0], hidden)
-            cell.forward(kind, products[:, t], product, weights.hidden_bias, before, (saved[:, t], *after))
-            if weights.projection is not None:
-                states[:, t + new] = torch.bmm(after[0], weights.projection.mT)
+        for i, t in enumerate(reversed(range(time)) if is_reversed else range(time)):
+            before = states[:, t + past], memories[:, t + past]
+            after = saved[:, t], states[:, t + new], memories[:, t + new]
+            recurrence.forward(kind, products[:, t], weights.hidden, biases, before, after, follows=i > 0)
         end = 0 if is_reversed else time
         ctx.kind, ctx.is_reversed = kind, is_reversed
         ctx.save_for_backward(x, state, memory, states, memories, saved, *weights)
@@ -185,48 +176,50 @@ class _Direction(torch.autograd.Function):
         x, state, memory, states, memories, saved, *given = ctx.saved_tensors
         if torch.is_grad_enabled():  # the gradients are differentiated, too
             return _differentiate(ctx, gradients, x, state, memory, given)
-        from hullo.population.kernels import recurrence as cell
+        from hullo.population.kernels import recurrence
 
         kind, weights = ctx.kind, Weights(*given)
         members, time, batch, _ = x.shape
-        width = weights.hidden.shape[1] // GATES[kind]
         past, new = (1, 0) if ctx.is_reversed else (0, 1)
         of_output, of_state, of_memory = gradients
         of_input = x.new_empty(members, time, batch, weights.hidden.shape[1])
         of_hidden = torch.empty_like(of_input) if kind == "gru" else of_input
-        carry = x.new_zeros(members, batch, width, dtype=compute_dtype(x))
+        carry = x.new_zeros(members, batch, weights.hidden.shape[2], dtype=compute_dtype(x))
         if of_memory is not None and memory is not None:
             carry += of_memory
-        following = of_state
-        projected = of_output.new_empty(of_output.shape) if weights.projection is not None else None
-        for t in range(time) if ctx.is_reversed else reversed(range(time)):
-            above: tuple[Tensor, ...] = (of_output[:, t], following)
-            if projected is not None and weights.projection is not None:
-                projected[:, t] = of_output[:, t] + following
-                above = (torch.bmm(projected[:, t], weights.projection),)
+        following = of_state.contiguous()
+        for i, t in enumerate(range(time) if ctx.is_reversed else reversed(range(time))):
             kept = (saved[:, t], states[:, t + past], states[:, t + new], memories[:, t + past], memories[:, t + new])
-            cell.backward(kind, above, carry, kept, (of_input[:, t], of_hidden[:, t]))
-            following = torch.bmm(of_hidden[:, t], weights.hidden)
-        of_beginning = following + carry.to(following.dtype) if kind == "gru" else following
-        rows = of_input.flatten(1, 2)
-        hidden_rows, before = of_hidden.flatten(1, 2), states[:, past : time + past].flatten(1, 2)
-        of_projection = None
-        if projected is not None:
-            cells = saved[..., 3 * width :] * memories[:, new : time + new].tanh().to(x.dtype)
-            of_projection = torch.bmm(projected.flatten(1, 2).mT, cells.flatten(1, 2))
-        needed = ctx.needs_input_grad
+            found = of_input[:, t], of_hidden[:, t]
+            recurrence.backward(kind, of_output[:, t], following, weights.hidden, carry, kept, found, follows=i > 0)
+            following = found[1]
+        of_beginning = torch.bmm(following, weights.hidden)
+        if kind == "gru":
+            of_beginning = of_beginning + carry.to(of_beginning.dtype)
+        rows, hidden_rows = of_input.flatten(1, 2), of_hidden.flatten(1, 2)
+        before = states[:, past : time + past].flatten(1, 2)
+        of_bias = of_hidden_bias = None
+        if weights.input_bias is not None:
+            of_bias = of_hidden_bias = _sum_rows(rows)
+            of_hidden_bias = _sum_rows(hidden_rows) if kind == "gru" else of_bias
         return (
             None,
             None,
-            torch.bmm(rows, weights.input).view(x.shape) if needed[2] else None,
+            torch.bmm(rows, weights.input).view(x.shape) if ctx.needs_input_grad[2] else None,
             of_beginning,
             None if memory is None else carry.to(memory.dtype),
-            torch.bmm(rows.mT, x.reshape(members, time * batch, -1)),
+            torch.bmm(rows.mT, x.flatten(1, 2)),
             torch.bmm(hidden_rows.mT, before),
-            None if weights.input_bias is None else rows.sum(1),
-            None if weights.hidden_bias is None else hidden_rows.sum(1),
-            of_projection,
+            of_bias,
+            of_hidden_bias,
         )
+
+
+def _sum_rows(x: Tensor) -> Tensor:
+    """Return the sums over rows of (members, rows, columns)."""
+    from hullo.population.kernels.linear import column_sums
+
+    return column_sums(x.unsqueeze(2), x.dtype)[0]
 
 
 def _differentiate(
@@ -254,8 +247,6 @@ def _run_plainly(
             hidden = hidden + weights.hidden_bias.unsqueeze(1)
         new, wide = _compute_cell(kind, products[:, t].to(dtype), hidden, state.to(dtype), wide)
         state = new.to(x.dtype)
-        if weights.projection is not None:
-            state = torch.bmm(state, weights.projection.mT)
         outputs.append(state)
     ordered = outputs[::-1] if is_reversed else outputs
     return torch.stack(ordered, 1), state, None if wide is None else wide.to(x.dtype)
