@@ -269,6 +269,34 @@ def test_sums_norms_and_activations_after_linear_layers(function: Callable[..., 
     assert_equals_members(function, fused, Features)
 
 
+def _dropped(net: nn.Module, x: Tensor) -> Tensor:
+    return F.dropout(net.linear(x), 0.4, net.training)
+
+
+@pytest.mark.parametrize(
+    ("function", "fused"),
+    [
+        (lambda net, x: net.norm(x + _dropped(net, x)), 1),
+        (lambda net, x: (lambda y: net.rms(y) * y)(_dropped(net, x) + x), 1),
+        (lambda net, x: net.norm(_dropped(net, x) + net.linear(x)), 1),
+        (lambda net, x: net.norm(x + F.dropout(x.sin(), 0.4, net.training)), 1),
+        (lambda net, x: (lambda y: net.norm(y + x) + y)(_dropped(net, x)), 1),
+        (lambda net, x: (lambda y: net.norm(y + y))(_dropped(net, x)), 1),
+        (lambda net, x: net.norm(x[:, None] + _dropped(net, x[:, None])), 1),
+    ],
+)
+def test_dropouts_before_sums_and_norms(function: Callable[..., Any], fused: int) -> None:
+    population = Population(lambda: Features(function), seeds=range(3)).to(DEVICE)
+    x = torch.randn(3, 4, 5, 6, device=DEVICE)
+    population.check(x)
+    assert population.explain(x).startswith(f"{fused} operations with their neighbors")
+    first, second = population(x), population(x)
+    assert not first.equal(second)
+    population.steps.zero_().add_(1)
+    population.first_sample = 2
+    torch.testing.assert_close(population(x[:, 2:]), second[:, 2:])
+
+
 @pytest.mark.parametrize(
     "function",
     [

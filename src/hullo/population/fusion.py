@@ -6,7 +6,7 @@ These patterns are found in a graph, on a GPU; the first three for images:
     [convolution ->] group norm or instance norm [-> + residual] [-> activation]
     [convolution ->] [activation ->] max pool 2x2 [-> dropout] [-> flatten with channels last]
     linear layer -> activation
-    [[linear layer ->] + residual ->] layer norm or RMS norm
+    [[linear layer ->] [dropout ->] + residual ->] layer norm or RMS norm
 
 The activation is a site, or a function that is the same for all members. The bias of the convolution or linear layer is
 added by the fused kernel.
@@ -360,15 +360,38 @@ def _find_sum(norm: fx.Node, sites: Sites) -> Fusion | None:
     one, other = add.args
     if not all(_is_features(item) and item.meta["val"].shape == add.meta["val"].shape for item in (one, other)):
         return None
-    if _is_linear(one):
+    if _is_branch(one):
         one, other = other, one
-    inner = {norm, other} if _is_linear(other) and one is not other else {norm}
+    dropout = other if _is_dropout(other) and one is not other else None
+    y: Any = other if dropout is None else dropout.args[0]
+    linear = y if _is_linear(y) and one is not other else None
+    is_random = dropout is not None and dropout.args[2]
 
     def compute(get: LookUp, rows: None, context: Context) -> tuple[Value, ...]:
-        y, shift = _product(get, other, context) if other in inner else (as_rows(context, get(other)), None)
-        return _normalize(norm, get, context, as_rows(context, get(one)), y, shift)
+        from hullo.population.kernels.layer_norm import Dropout
 
-    return Fusion(add, frozenset(inner), compute, second=norm)
+        product, shift = (as_rows(context, get(y)), None) if linear is None else _product(get, linear, context)
+        x = as_rows(context, get(one))
+        drop = None
+        if is_random and dropout is not None:
+            first = context.first * (x.shape[1] // add.meta["val"].shape[0])
+            drop = Dropout(context.seeds, context.steps, context.number, dropout.args[1], first)
+        return _normalize(norm, get, context, x, product, shift, drop)
+
+    inner = frozenset({norm, *(item for item in (dropout, linear) if item is not None)})
+    return Fusion(add, inner, compute, dropout=dropout, second=norm)
+
+
+def _is_branch(node: Any) -> bool:
+    """Return whether a node is a linear layer or a dropout that is fused with the sum after it."""
+    return _is_linear(node) or _is_dropout(node)
+
+
+def _is_dropout(node: Any) -> bool:
+    """Return whether a node drops features, for one other node alone; the mask of images has another order."""
+    if not _is_features(node) or node.target is not aten.dropout.default or _only_user(node) is None:
+        return False
+    return len(node.meta["val"].shape) not in (1, 4) and (not node.args[2] or 0 < node.args[1] < 1)
 
 
 def _find_layer_norm(norm: fx.Node, sites: Sites) -> Fusion | None:
@@ -381,15 +404,21 @@ def _find_layer_norm(norm: fx.Node, sites: Sites) -> Fusion | None:
         return None
 
     def compute(get: LookUp, rows: None, context: Context) -> tuple[Value, ...]:
-        return _normalize(norm, get, context, as_rows(context, get(given["input"])), None, None)[1:]
+        return _normalize(norm, get, context, as_rows(context, get(given["input"])))[1:]
 
     return Fusion(norm, frozenset(), compute)
 
 
 def _normalize(
-    norm: fx.Node, get: LookUp, context: Context, x: Tensor, y: Tensor | None, shift: Tensor | None
+    norm: fx.Node,
+    get: LookUp,
+    context: Context,
+    x: Tensor,
+    y: Tensor | None = None,
+    shift: Tensor | None = None,
+    dropout: Any = None,
 ) -> tuple[Value, Value]:
-    """Return the sum of x, y and shift, and its norm."""
+    """Return the sum of x, y and shift, of which the latter two may be dropped, and its norm."""
     from hullo.population.kernels.layer_norm import layer_norm
 
     given = arguments(norm)
@@ -403,7 +432,7 @@ def _normalize(
         dtype = kernels.working_dtype(x)
     elif torch.is_autocast_enabled(x.device.type):
         dtype = torch.float32  # which autocast chooses
-    both = layer_norm(x, y, shift, weight, bias, eps=eps, rms=rms, dtype=dtype)
+    both = layer_norm(x, y, shift, weight, bias, eps=eps, rms=rms, dtype=dtype, dropout=dropout)
     s, n = (Value(item.view(context.members, *norm.meta["val"].shape), 0) for item in both)
     return s, n
 

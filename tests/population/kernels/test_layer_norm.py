@@ -12,14 +12,21 @@ from torch import Tensor
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
-from hullo.population.kernels.layer_norm import layer_norm  # noqa: E402
+from hullo.population import rng  # noqa: E402
+from hullo.population.kernels.layer_norm import Dropout, layer_norm  # noqa: E402
 
 
 def oracle(
-    x: Tensor, y: Tensor | None, shift: Tensor | None, weight: Tensor | None, bias: Tensor | None, rms: bool
+    x: Tensor,
+    y: Tensor | None,
+    shift: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    rms: bool,
+    factors: Tensor | float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    s = x if y is None else x + y
-    s = s if shift is None else s + shift.unsqueeze(1)
+    y = y if y is None or shift is None else y + shift.unsqueeze(1)
+    s = x if y is None else x + y * factors
     norm = F.rms_norm if rms else F.layer_norm
     n = norm(s, s.shape[-1:], eps=1e-3)
     n = n if weight is None else n * weight.unsqueeze(1)
@@ -85,6 +92,31 @@ def test_a_member_that_is_not_finite_leaves_the_others_as_they_are() -> None:
     for sound, beside in zip(*passes, strict=True):
         assert sound[[0, 2]].equal(beside[[0, 2]])
         assert beside[1].isnan().any()
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 16), (3, 40, 21), (2, 3, 4)])
+@pytest.mark.parametrize("given", ["yb", "yswb"])
+def test_a_dropout_of_the_branch_has_the_mask_of_its_rows(shape: tuple[int, int, int], given: str) -> None:
+    members, rows, columns = shape
+    inputs = draw(shape, given)
+    seeds, steps, gradients, found = torch.arange(members) + 7, torch.arange(members), torch.randn(2, *shape), []
+    kept = rng.dropout_mask(seeds, steps, 2, (rows, columns), rate=0.4, first=3)
+    for fused, kind in ((True, torch.float32), (False, torch.float64)):
+        device = DEVICE if fused else "cpu"
+        tensors = [None if t is None else t.to(device, kind).requires_grad_() for t in inputs.values()]
+        dropout = Dropout(seeds.to(device), steps.to(device), 2, 0.4, 3)
+        if fused:
+            both = layer_norm(*tensors, eps=1e-3, dtype=kind, dropout=dropout)
+        else:
+            both = oracle(*tensors, False, kept / 0.6)
+        leaves = [t for t in tensors if t is not None]
+        above = list(gradients.to(device, kind))
+        first = torch.autograd.grad(both, leaves, above, retain_graph=True)
+        again = torch.autograd.grad(both, leaves, above, create_graph=True)
+        total = sum(t.square().sum() for t in again)
+        found.append([*both, *first, *torch.autograd.grad(total, leaves, materialize_grads=True)])
+    for one, exact in zip(*found, strict=True):
+        torch.testing.assert_close(one.double().cpu(), exact, rtol=1e-3, atol=1e-4)
 
 
 def test_other_shapes_are_refused() -> None:

@@ -1,12 +1,12 @@
 """Layer norm and RMS norm of a population, with the sum before them.
 
-    s = x + y + shift,    n = weight * (s - mean) / sqrt(variance + eps) + bias
+    s = x + drop(y + shift),    n = weight * (s - mean) / sqrt(variance + eps) + bias
 
 for features (members, rows, columns): each member has its own weight and bias, each row its own statistics. y is the
-product of a linear layer and `shift` that layer's bias, so that a residual block ends and the next begins in one pass
-over memory. The backward pass adds up the gradients of s and n in one pass, too. Column sums for the gradients of
-weight, bias and shift are kept in registers and written once per program; a second kernel adds them up in a fixed
-order. RMS norm subtracts no mean and has no bias. Statistics are computed in float32.
+product of a linear layer and `shift` that layer's bias, so that a residual block ends, perhaps with a dropout, and the
+next begins in one pass over memory. The backward pass adds up the gradients of s and n in one pass, too. Column sums
+for the gradients of weight, bias and shift are kept in registers and written once per program; a second kernel adds
+them up in a fixed order. RMS norm subtracts no mean and has no bias. Statistics are computed in float32.
 """
 
 # mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
@@ -22,6 +22,7 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 from hullo.population.kernels import processors
+from hullo.population.kernels.dropout import draws, drop, keep_tile, open_keys
 from hullo.population.kernels.linear import column_sums
 
 FORWARD, BACKWARD, WARPS = 4096, 2048, 4
@@ -40,6 +41,7 @@ def layer_norm(
     eps: float,
     rms: bool = False,
     dtype: torch.dtype,
+    dropout: Dropout | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the sum s and the normalized features n; s is x itself if there is no y.
 
@@ -51,20 +53,32 @@ def layer_norm(
         eps: added to variances.
         rms: whether rows are divided by their root mean square alone.
         dtype: of n. The dtype of s is what PyTorch gives to x + y.
+        dropout: of y + shift, if there is one.
     """
     if x.dim() != 3 or (y is not None and y.shape != x.shape):
         given = f"{tuple(x.shape)}" if y is None else f"{tuple(x.shape)} and {tuple(y.shape)}"
         raise ValueError(f"features of shape {given}; give (members, rows, columns)")
-    found: tuple[Tensor, ...] = _LayerNorm.apply(x, y, shift, weight, bias, _Call(eps, rms, dtype))
+    found: tuple[Tensor, ...] = _LayerNorm.apply(x, y, shift, weight, bias, _Call(eps, rms, dtype, dropout))
     return (x, found[0]) if y is None else (found[0], found[1])
 
 
+class Dropout(NamedTuple):
+    """Hold the arguments of `dropout.drop`; `first` counts rows, not samples."""
+
+    seeds: Tensor
+    steps: Tensor
+    number: int
+    rate: float
+    first: int
+
+
 class _Call(NamedTuple):
-    """Hold the arguments of a call that are not tensors."""
+    """Hold the arguments of a call that need no gradient."""
 
     eps: float
     rms: bool
     dtype: torch.dtype
+    dropout: Dropout | None
 
 
 class _LayerNorm(torch.autograd.Function):
@@ -77,12 +91,15 @@ class _LayerNorm(torch.autograd.Function):
         s = x if y is None else torch.empty_like(x, dtype=torch.promote_types(x.dtype, y.dtype))
         n = torch.empty_like(x, dtype=call.dtype)
         statistics = torch.empty(2, members, rows, dtype=torch.float32, device=x.device)
-        constants = _constants(columns, FORWARD, rows, call.rms, weight)
+        size = FORWARD if call.dropout is None else FORWARD // 2  # a mask takes registers
+        constants = _constants(columns, size, rows, call, weight)
+        seeds, steps, *_, first = call.dropout or (x, x, 0)
         grid = (triton.cdiv(rows, constants["ROWS"]), members)
         with torch.cuda.device_of(x):
             _forward[grid](
-                *(x if item is None else item for item in (x, y, shift, weight, bias)), s, n, statistics, rows,
-                call.eps, ADD=y is not None, SHIFT=shift is not None, BIAS=bias is not None, **constants,
+                *(x if item is None else item for item in (x, y, shift, weight, bias)), s, n, statistics,
+                seeds, steps, first, rows, call.eps, ADD=y is not None, SHIFT=shift is not None, BIAS=bias is not None,
+                **constants,
             )  # fmt: skip
         ctx.save_for_backward(s, statistics, weight)
         ctx.call, ctx.dtypes = call, [None if item is None else item.dtype for item in (x, y, shift, weight, bias)]
@@ -99,17 +116,19 @@ class _LayerNorm(torch.autograd.Function):
         ds = None if ds is None else ds.contiguous()
         dn = torch.zeros_like(s) if dn is None else dn.contiguous()
         x_dtype, y_dtype, shift, scale, bias = ctx.dtypes
-        constants = _constants(columns, BACKWARD, rows, ctx.call.rms, weight)
+        constants = _constants(columns, BACKWARD, rows, ctx.call, weight)
+        seeds, steps, *_, first = ctx.call.dropout or (s, s, 0)
         tiles = triton.cdiv(rows, constants["ROWS"])
         splits = triton.cdiv(tiles, triton.cdiv(tiles, max(1, PROGRAMS * processors(s) // members)))
         parts = 3 if shift is not None else 2
         dx = torch.empty_like(s, dtype=x_dtype)
-        dy = dx if y_dtype in (None, x_dtype) else torch.empty_like(s, dtype=y_dtype)
+        is_one = y_dtype in (None, x_dtype) and ctx.call.dropout is None
+        dy = dx if is_one else torch.empty_like(s, dtype=y_dtype)
         partial = torch.empty(members, splits, parts, columns, dtype=torch.float32, device=s.device)
         with torch.cuda.device_of(s):
             _backward[(splits, members)](
-                dn, dn if ds is None else ds, s, statistics, s if weight is None else weight, dx, dy, partial, rows,
-                tiles, GIVEN=ds is not None, TWO=dy is not dx, PARTS=parts, **constants,
+                dn, dn if ds is None else ds, s, statistics, s if weight is None else weight, dx, dy, partial,
+                seeds, steps, first, rows, tiles, GIVEN=ds is not None, TWO=dy is not dx, PARTS=parts, **constants,
             )  # fmt: skip
         sums = column_sums(partial, torch.float32)
         dshift = None if shift is None else sums[2].to(shift)
@@ -129,29 +148,44 @@ def _differentiable_backward(
         (own,) = torch.autograd.grad(plain, s, scaled, create_graph=True)
         total = own if ds is None else own + ds
         dweight = (dn * plain).sum(1)
-    dshift = None if total is None else total.sum(1)
-    found = (total, total, dshift, dweight, dbias)
+    of_y = total if total is None or ctx.call.dropout is None else drop(total, *ctx.call.dropout)
+    dshift = None if of_y is None else of_y.sum(1)
+    found = (total, of_y, dshift, dweight, dbias)
     typed = [
         None if kind is None or item is None else item.to(kind) for item, kind in zip(found, ctx.dtypes, strict=True)
     ]
     return *typed, None
 
 
-def _constants(columns: int, size: int, rows: int, rms: bool, weight: Tensor | None) -> dict[str, Any]:
+def _constants(columns: int, size: int, rows: int, call: _Call, weight: Tensor | None) -> dict[str, Any]:
     width = triton.next_power_of_2(columns)
-    return {
+    dropout = call.dropout
+    return draws(0 if dropout is None else dropout.number, 0.0 if dropout is None else dropout.rate) | {
+        "DROP": dropout is not None,
         "WIDTH": columns,
         "ROWS": max(1, min(size // width, triton.next_power_of_2(rows))),
         "COLUMNS": width,
-        "RMS": rms,
+        "RMS": call.rms,
         "WEIGHT": weight is not None,
         "num_warps": WARPS * max(1, width // size),
     }
 
 
 @triton.jit
+def _factors(
+    seeds, steps, member, row, PURPOSE: tl.constexpr, LEAST: tl.constexpr, SCALE: tl.constexpr, WIDTH: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Return what a dropout multiplies rows of a member with: zero, or the scale of what is kept."""
+    key = open_keys(seeds, steps, member, PURPOSE)
+    kept = keep_tile(key, row.to(tl.int64) * WIDTH, LEAST, WIDTH % 4 == 0, ROWS, COLUMNS)
+    return tl.where(kept, SCALE, 0.0)
+
+
+@triton.jit
 def _forward(
-    x_ptr, y_ptr, shift_ptr, weight_ptr, bias_ptr, s_ptr, n_ptr, statistics_ptr, rows, eps,
+    x_ptr, y_ptr, shift_ptr, weight_ptr, bias_ptr, s_ptr, n_ptr, statistics_ptr, seeds, steps, first, rows, eps,
+    PURPOSE: tl.constexpr, LEAST: tl.constexpr, SCALE: tl.constexpr, DROP: tl.constexpr,
     ADD: tl.constexpr, SHIFT: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, RMS: tl.constexpr,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -164,9 +198,12 @@ def _forward(
     own = member * WIDTH + column
     s = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
     if ADD:
-        s += tl.load(y_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        y = tl.load(y_ptr + at, mask=inside, other=0.0).to(tl.float32)
         if SHIFT:
-            s += tl.load(shift_ptr + own, mask=known, other=0.0).to(tl.float32)
+            y += tl.load(shift_ptr + own, mask=known, other=0.0).to(tl.float32)
+        if DROP:
+            y *= _factors(seeds, steps, member, first + row, PURPOSE, LEAST, SCALE, WIDTH, ROWS, COLUMNS)
+        s += y
         rounded = s.to(s_ptr.dtype.element_ty)
         tl.store(s_ptr + at, rounded, mask=inside)
         s = tl.where(inside, rounded.to(tl.float32), 0.0)
@@ -188,7 +225,8 @@ def _forward(
 
 @triton.jit
 def _backward(
-    dn_ptr, ds_ptr, s_ptr, statistics_ptr, weight_ptr, dx_ptr, dy_ptr, partial_ptr, rows, tiles,
+    dn_ptr, ds_ptr, s_ptr, statistics_ptr, weight_ptr, dx_ptr, dy_ptr, partial_ptr, seeds, steps, first, rows, tiles,
+    PURPOSE: tl.constexpr, LEAST: tl.constexpr, SCALE: tl.constexpr, DROP: tl.constexpr,
     GIVEN: tl.constexpr, TWO: tl.constexpr, PARTS: tl.constexpr, WEIGHT: tl.constexpr, RMS: tl.constexpr,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -222,9 +260,11 @@ def _backward(
         dx *= inverse
         if GIVEN:
             dx += tl.load(ds_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        tl.store(dx_ptr + at, dx.to(dx_ptr.dtype.element_ty), mask=inside)
+        if DROP:
+            dx *= _factors(seeds, steps, member, first + row, PURPOSE, LEAST, SCALE, WIDTH, ROWS, COLUMNS)
         if PARTS == 3:
             dshift += tl.where(inside, dx, 0.0)
-        tl.store(dx_ptr + at, dx.to(dx_ptr.dtype.element_ty), mask=inside)
         if TWO:
             tl.store(dy_ptr + at, dx.to(dy_ptr.dtype.element_ty), mask=inside)
     to = partial_ptr + (member * splits + split) * PARTS * WIDTH + column

@@ -26,6 +26,8 @@ def _shift_dim(dim: Any) -> Any:
 _DIMS = ("dim", "dim0", "dim1", "start_dim", "end_dim")
 _REDUCTIONS = (aten.sum.dim_IntList, aten.amax.default)
 """Operators that reduce all dimensions where none are given."""
+_PARTS = (aten.unbind.int, aten.chunk.default, aten.split.Tensor, aten.split_with_sizes.default)
+"""Operators that take a tensor apart along the dimension that is their last argument."""
 
 
 def _shift_dims(operator: Any) -> None:
@@ -42,6 +44,8 @@ def _shift_dims(operator: Any) -> None:
         for position in positions:
             is_every = operator in _REDUCTIONS and given[position] in (None, [])
             given[position] = _shift_dim(range(len(x.shape)) if is_every else given[position])
+        if operator in _PARTS and is_eager():
+            return wrap(_Parts.apply(operator, *given), 0)  # type: ignore[no-untyped-call]
         return wrap(operator(*given, **kwargs), 0)
 
 
@@ -51,6 +55,41 @@ for _operator in (
     *(aten.unbind.int, aten.softmax.int, aten.log_softmax.int, aten.cumsum.default, *_REDUCTIONS),
 ):
     _shift_dims(_operator)
+
+
+class _Parts(torch.autograd.Function):
+    """Take a tensor apart; gradients that a kernel has written as parts of one tensor are not copied into another."""
+
+    @staticmethod
+    def forward(ctx: Any, operator: Any, x: Tensor, *given: Any) -> tuple[Tensor, ...]:
+        ctx.dim, ctx.is_unbound = given[-1], operator is aten.unbind.int
+        return tuple(operator(x, *given))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        dim, one = ctx.dim, gradients[0]
+        dim %= one.dim() + ctx.is_unbound
+        offsets = [item.storage_offset() for item in gradients]
+        if ctx.is_unbound:
+            step = offsets[-1] - offsets[-2] if len(gradients) > 1 else 1
+            shape = [*one.shape[:dim], len(gradients), *one.shape[dim:]]
+            strides = [*one.stride()[:dim], step, *one.stride()[dim:]]
+            starts = [step * i for i in range(len(gradients))]
+        else:
+            sizes = [item.shape[dim] for item in gradients]
+            shape, strides = [*one.shape[:dim], sum(sizes), *one.shape[dim + 1 :]], list(one.stride())
+            starts = [strides[dim] * sum(sizes[:i]) for i in range(len(sizes))]
+        are_neighbors = all(
+            item.stride() == one.stride()
+            and item.untyped_storage().data_ptr() == one.untyped_storage().data_ptr()
+            and offset == offsets[0] + start
+            for item, offset, start in zip(gradients, offsets, starts, strict=True)
+        )
+        if are_neighbors and not torch.is_grad_enabled():
+            whole = one.as_strided(shape, strides)
+        else:
+            whole = torch.stack(gradients, dim) if ctx.is_unbound else torch.cat(gradients, dim)
+        return None, whole, *[None] * (1 + (not ctx.is_unbound))
 
 
 @rule(aten.mean.dim)
