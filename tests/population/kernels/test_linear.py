@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 from hullo.population.kernels.bias_act import combine_biased  # noqa: E402
-from hullo.population.kernels.linear import column_sums, linear  # noqa: E402
+from hullo.population.kernels.linear import LongProduct, column_sums, linear  # noqa: E402
 
 BASES = (get_base("relu"), get_base("tanh"))
 shapes = st.tuples(st.integers(1, 3), st.integers(1, 20), st.integers(1, 70))
@@ -114,3 +114,10 @@ def test_column_sums_of_several_parts() -> None:
 def test_other_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match=r"coefficients of shape \(3, 2\); give .*\(2,\) or \(members, 2\)"):
         combine_biased(torch.ones(2, 3, 4), None, torch.ones(3, 2), BASES)
+
+
+@pytest.mark.parametrize("rows", [1024, 1536, 1000])
+def test_gradients_of_weights_of_many_rows(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hullo.population.kernels.linear.processors", lambda x: 132)
+    tensors = torch.randn(2, rows, 3), torch.randn(2, 3, 5)
+    assert_agrees(LongProduct.apply, torch.bmm, tensors)

@@ -38,6 +38,11 @@ def multiply_weights(x: Tensor, weight: Tensor) -> Tensor:
         if is_faster(x, weight, dtype):
             y: Tensor = Product.apply(x.to(dtype), weight.to(dtype))  # type: ignore[no-untyped-call]
             return y
+        if dtype == x.dtype == weight.dtype == torch.float32:
+            from hullo.population.kernels.linear import LongProduct
+
+            long: Tensor = LongProduct.apply(x, weight)  # type: ignore[no-untyped-call]
+            return long
     return multiply(x, weight)
 
 

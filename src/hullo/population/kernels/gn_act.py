@@ -149,8 +149,8 @@ class _GroupNormCombine(torch.autograd.Function):
         kernels, numbers = choose_kernels(call.bases, call.kinds, x, tiling.constants | constants)
         launch(
             kernels["backward_sums"], tiling.programs, *numbers, dy, more, x, *others, ds, partial.data, call.eps,
-            *tiling.sizes, follows=False, **tiling.constants, **constants, TWO_GRADIENTS=len(given) > 1, LEARNED=learned,
-            STAGES=STAGES,
+            *tiling.sizes, follows=False, **tiling.constants, **constants, TWO_GRADIENTS=len(given) > 1,
+            LEARNED=learned, STAGES=STAGES,
         )  # fmt: skip
         sums = torch.empty(2, len(mean), dtype=torch.float32, device=x.device)
         dbias = torch.empty(0 if bias is None else samples, channels, dtype=torch.float32, device=x.device)

@@ -18,6 +18,9 @@ from torch import Tensor
 from hullo._compat import wanted_gradients
 from hullo.population.kernels import multiply, processors
 
+BLOCK, LEAST_ROWS = 64, 256
+"""Of a product: the rows and columns of a block of the result, and the rows of a part of the features."""
+
 
 def linear(x: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
     """Return x @ weights.mT + bias.
@@ -29,6 +32,40 @@ def linear(x: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
     """
     y: Tensor = _Linear.apply(x, weights, bias)
     return y
+
+
+def multiply_transposed(x: Tensor, y: Tensor) -> Tensor:
+    """Return x.mT @ y, as the gradients of weights are, for (members, rows, columns) each.
+
+    The product for each member is one block for a few columns, and libraries give a block to one multiprocessor: where
+    that leaves most of them idle, rows are multiplied in parts, whose products are added up.
+    """
+    members, rows, columns = x.shape
+    blocks, parts = members * triton.cdiv(columns, BLOCK) * triton.cdiv(y.shape[2], BLOCK), 1
+    while x.dtype == torch.float32 and rows % (2 * parts) == 0 and rows >= 2 * parts * LEAST_ROWS:
+        if blocks * parts >= 2 * processors(x):
+            break
+        parts *= 2
+    if parts == 1:
+        return multiply(x.mT, y)
+    one, other = (item.reshape(members * parts, rows // parts, item.shape[2]) for item in (x, y))
+    return torch.bmm(one.mT, other).view(members, parts, columns, y.shape[2]).sum(1)
+
+
+class LongProduct(torch.autograd.Function):
+    """Multiply features of many rows, (members, rows, inputs), by the weights of each member."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return torch.bmm(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        wants_x, wants_weight = wanted_gradients(ctx, 2)
+        dx = LongProduct.apply(gradient, weight.mT) if wants_x else None
+        return dx, multiply_transposed(x, gradient) if wants_weight else None
 
 
 def column_sums(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -59,12 +96,12 @@ class _Linear(torch.autograd.Function):
         x, weights = ctx.saved_tensors
         wants_x, wants_weights, wants_bias = wanted_gradients(ctx, 3)
         dx, dweights, dbias = None, None, None
+        again = torch.is_grad_enabled()  # the gradients are differentiated, too
         if wants_x:
-            dx = multiply(gradient, weights)
+            dx = LongProduct.apply(gradient, weights) if again else multiply(gradient, weights)
         if wants_weights:
-            dweights = multiply(x.mT, gradient).mT
+            dweights = multiply_transposed(x, gradient).mT
         if wants_bias:
-            again = torch.is_grad_enabled()  # the gradients are differentiated, too
             dbias = gradient.sum(1) if again else column_sums(gradient.unsqueeze(2), gradient.dtype)[0]
         return dx, dweights, dbias
 
