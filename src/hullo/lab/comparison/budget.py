@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hullo.lab.comparison.decision import count_runs
+from hullo.lab.comparison.decision import count_runs, halvings
 
 MAX_EPOCHS = 20
 MIN_PAIRS = 6
 """The number of seeds to plan the confirmation for."""
-REPEATS = 30
-"""Steps of a single network that are measured."""
+MEASURED_SECONDS, MIN_STEPS = 1.0, 10
+"""The time for which steps of single networks are measured, and the least number of them."""
 CHOICE_SHARE, CONFIRMATION_SHARE = 0.5, 0.4
 """The shares of the budget for choosing and confirming; the rest is for building networks and tracing them."""
 
@@ -41,10 +41,6 @@ class Clock:
     @property
     def left(self) -> float:
         return self.seconds - self.used
-
-    @property
-    def left_to_choose(self) -> float:
-        return CHOICE_SHARE * self.seconds - self.used
 
 
 class Cost(NamedTuple):
@@ -80,42 +76,60 @@ class Plan:
         rates: the learning rates.
         members: the networks at once.
         cost: the time that they take.
+        ready: the seconds of the budget that were used when the plan was made.
     """
 
     epochs: int
     rates: Sequence[float]
     members: int
     cost: Sequence[float]
+    ready: float = 0.0
 
-    def seconds(self, runs: int) -> float:
-        """Return the seconds that a number of runs take."""
+    def seconds(self, runs: int, rounds: int = 1) -> float:
+        """Return the seconds that a number of runs take, in a number of rounds."""
         setup, fixed, each = self.cost
-        return math.ceil(runs / self.members) * (setup + self.epochs * fixed) + self.epochs * each * runs
+        populations = max(rounds, math.ceil(runs / self.members))
+        return populations * (setup + self.epochs * fixed) + self.epochs * each * runs
+
+    def left_to_choose(self, clock: Clock) -> float:
+        """Return the seconds that are left to choose, of a share of those that there were when the plan was made."""
+        return CHOICE_SHARE * (clock.seconds - self.ready) - (clock.used - self.ready)
 
 
 def make_plan(
-    seconds: float, cost: Cost, candidates: int, rates: Sequence[float], epochs: int | None, members: int
+    clock: Clock, cost: Cost, candidates: int, rates: Sequence[float], epochs: int | None, members: int
 ) -> Plan:
     """Return the plan that fits; with too little time for the grid, the middle learning rate alone.
 
     Raises:
         ValueError: not even that fits.
 
-    >>> make_plan(600, Cost(0, 0, 0.2), 7, rates=(0.001, 0.003, 0.01), epochs=None, members=8).epochs
+    >>> make_plan(Clock(600), Cost(0, 0, 0.2), 7, rates=(0.001, 0.003, 0.01), epochs=None, members=8).epochs
     20
     """
-    needed = math.inf
+    needed, seconds = math.inf, clock.left
     for grid in (rates, (sorted(rates)[len(rates) // 2],)):
-        runs = count_runs(candidates, len(grid) + (len(grid) > 1))  # with one more learning rate, for a longer grid
+        longer = len(grid) > 1  # by one more learning rate
+        runs, rounds = count_runs(candidates, len(grid) + longer), 1 + longer + len(halvings(candidates - 1))
         for number in [epochs] if epochs is not None else range(MAX_EPOCHS, 0, -1):
-            plan = Plan(number, grid, members, cost)
-            needed = max(plan.seconds(runs) / CHOICE_SHARE, plan.seconds(2 * MIN_PAIRS) / CONFIRMATION_SHARE)
+            plan = Plan(number, grid, members, cost, clock.used)
+            needed = max(plan.seconds(runs, rounds) / CHOICE_SHARE, plan.seconds(2 * MIN_PAIRS) / CONFIRMATION_SHARE)
             if needed <= seconds:
                 return plan
+    minutes = math.ceil((clock.used + needed) / 60)
     raise ValueError(
-        f"the time is too short to train {candidates} candidates for {epochs or 1} epochs: give about "
-        f"{math.ceil((needed - seconds) / 60)} more minutes, fewer candidates or epochs, or less data"
+        f"the time is too short to train {candidates} candidates for {spell_count(epochs or 1, 'epoch')}: give "
+        f"{spell_count(minutes, 'minute')} in all, fewer candidates or epochs, or less data"
     )
+
+
+def spell_count(count: int, what: str) -> str:
+    """Return a number of things as text.
+
+    >>> spell_count(1, "epoch"), spell_count(2, "epoch")
+    ('1 epoch', '2 epochs')
+    """
+    return f"{count} {what}{'s' * (count != 1)}"
 
 
 class StepCost(NamedTuple):
@@ -135,7 +149,10 @@ def measure_costs(networks: Sequence[nn.Module], inputs: Tensor, loss: Callable[
         return now(inputs.device) - started
 
     memory = [_measure_memory(network.to(inputs.device).train(), step) for network in networks]
-    rounds = [[step(network) for network in networks] for _ in range(REPEATS)]
+    started = time.monotonic()
+    rounds: list[list[float]] = []
+    while len(rounds) < MIN_STEPS or time.monotonic() - started < MEASURED_SECONDS:
+        rounds.append([step(network) for network in networks])
     return [StepCost(min(own), held) for own, held in zip(zip(*rounds, strict=True), memory, strict=True)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from hullo.population import Population
 
 RATES = {"sgd": (0.01, 0.03, 0.1)}
 ADAM_RATES = (3e-4, 1e-3, 3e-3)
+IRRELEVANT = ("Attempting to run cuBLAS, but there was no current CUDA context", "TensorFloat32 tensor cores")
+"""Warnings of PyTorch about its first steps on a GPU."""
 
 
 def compare(
@@ -111,7 +114,9 @@ def compare(
         if value not in valid:
             raise ValueError(f"unknown {what} {value!r}; available: {', '.join(valid)}")
     clock = Clock(60 * minutes)
-    with Progress(PipeConsole(stderr=True), quiet=quiet) as progress, stop_request() as stop:
+    with Progress(PipeConsole(stderr=True), quiet=quiet) as progress, stop_request() as stop, warnings.catch_warnings():
+        for text in IRRELEVANT:
+            warnings.filterwarnings("ignore", text)
         progress.describe("preparing data and networks")
         data = train if isinstance(train, Data) else read_data(train, val, test, _spell_name(name or "data"))
         if step is not None and not data.is_stream:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from hullo._compat import is_out_of_memory
-from hullo.lab.comparison.budget import Clock, Cost, OutOfTime, Plan, now
+from hullo.lab.comparison.budget import Clock, Cost, OutOfTime, Plan, now, spell_count
 from hullo.lab.comparison.decision import FRESH, Arm, Score
 from hullo.lab.comparison.store import Store
 from hullo.lab.comparison.trial import Setup, Trial
@@ -117,22 +117,24 @@ class Engine:
                 self.store.save_checkpoint(arms, trial.state_dict(), chosen.state)
                 self.store.update(seconds=self.clock.used)
 
-            title = f"{words}: {self._describe(arms)}"
-            self.progress.start_step(f"{title}, {spell_time(self.clock.left)} left", done, total)
+            title, labels = self._describe(arms)
+            title = f"{words}: {title}"
+            self.progress.start_step(f"{title}, {labels}, {spell_time(self.clock.left)} left", done, total)
             for _ in trial.run(self.stop, save, CHECKPOINT_EVERY):
                 if trial.step == 0:
                     chosen.update(trial, **({} if trial.examples is None else {"examples": trial.examples}))
                 fraction = (trial.epoch + trial.step / trial.steps) / trial.epochs
                 at = f"epoch {min(trial.epoch + 1, trial.epochs)} of {trial.epochs}"
-                self.progress.update(fraction * len(arms), f"{title}, {at}, {spell_time(self.clock.left)} left")
+                text = f"{title}\n{labels}, {at}, {spell_time(self.clock.left)} left"  # of 80 columns
+                self.progress.update(fraction * len(arms), text)
             self._record(trial, chosen)
         if not state:  # half of what is known, half of what is new
             self.pace = (self.pace + (self.clock.used - started) / self.plan.seconds(len(arms))) / 2
 
-    def _describe(self, arms: Sequence[Arm]) -> str:
+    def _describe(self, arms: Sequence[Arm]) -> tuple[str, str]:
         labels = list(dict.fromkeys(self.setup.candidates[arm.candidate].label for arm in arms))
         more = f" and {len(labels) - 1} more" if len(labels) > 1 else ""
-        return f"{len(arms)} network{'s' * (len(arms) > 1)}, {labels[0]}{more}"
+        return spell_count(len(arms), "network"), f"{labels[0]}{more}"
 
     def _record(self, trial: Trial, chosen: ChosenEpochs) -> None:
         """Record the runs of a trial, after the weights of those that are the best of their candidate."""

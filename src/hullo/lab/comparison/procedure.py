@@ -25,6 +25,8 @@ MAX_SEEDS = 5
 """The largest number of seeds that a round of the choice adds."""
 RESERVE = 0.9
 """The share of the time left that the confirmation is planned for."""
+CHEAP = 1.3
+"""The cost of several seeds, as a multiple of that of one, up to which they are always added."""
 FIRST_SHARE = 0.3
 """The share of the time for choosing that is spent on more than one seed in the first round."""
 
@@ -69,8 +71,8 @@ class Procedure:
         if "plan" not in store.state:
             candidates = engine.setup.candidates
             cost = engine.measure([Arm(name, lr, 0) for name in candidates for lr in self.rates])
-            seconds, members = engine.clock.left, engine.plan.members
-            store.update(plan=asdict(make_plan(seconds, cost, len(candidates), self.rates, self.epochs, members)))
+            plan = make_plan(engine.clock, cost, len(candidates), self.rates, self.epochs, engine.plan.members)
+            store.update(plan=asdict(plan))
         return Plan(**store.state["plan"])
 
     def _choose(self) -> Choice:
@@ -84,7 +86,7 @@ class Procedure:
             engine.plan.rates,
             engine.train,
             count_seeds=self._count_seeds,
-            may_extend=lambda arms: engine.predict(arms) <= max(0.0, engine.clock.left_to_choose),
+            may_extend=lambda arms: engine.predict(arms) <= max(0.0, engine.plan.left_to_choose(engine.clock)),
         )
         store.update(choice={name: getattr(choice, name) for name in ("rates", "challenger", "grid")})
         return choice
@@ -92,7 +94,8 @@ class Procedure:
     def _count_seeds(self, pairs: Pairs, first: int, rounds_left: int) -> int:
         """Return the number of seeds of a round: as many as have records, or as the time for choosing allows.
 
-        The first round gets less: later ones can make up for few seeds, but not for a grid that ends too early. A later
+        Seeds that hardly cost more than one, since a GPU trains them side by side, are always added. The first round
+        gets less of the time: later ones can make up for few seeds, but not for a grid that ends too early. A later
         round is left out, with 0 seeds, if it would take time that the confirmation needs.
         """
         engine = self.engine
@@ -100,8 +103,10 @@ class Procedure:
         trained, seconds = len(list(seeds)), engine.predict_runs(len(pairs))
         if first and seconds + engine.predict_runs(2 * MIN_PAIRS) > engine.clock.left:
             return trained
-        share = (1.0 if first else FIRST_SHARE) * engine.clock.left_to_choose / (1 + rounds_left)
-        return max(trained, min(MAX_SEEDS, max(1, int(share / seconds))))
+        share = (1.0 if first else FIRST_SHARE) * engine.plan.left_to_choose(engine.clock) / (1 + rounds_left)
+        allowed = max(share, CHEAP * seconds)
+        fitting = (n for n in range(1, MAX_SEEDS + 1) if engine.predict_runs(n * len(pairs)) <= allowed)
+        return max(trained, *fitting)
 
     def _confirm(self, choice: Choice, worth: float) -> Verdict | None:
         """Look at the challenger and the original on fresh seeds, unless an earlier call has decided."""

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from hullo.lab.analysis.statistics import t_quantile
-from hullo.lab.comparison.budget import StepCost
+from hullo.lab.comparison.budget import StepCost, spell_count
 from hullo.lab.comparison.candidates import HULL, Candidate
 from hullo.lab.comparison.decision import FRESH, KEEP, ORIGINAL, WINS, Choice, Verdict, fill, worst_of
 from hullo.lab.comparison.engine import Engine
@@ -145,8 +145,8 @@ class Result:
     def _would_decide(self) -> str:
         if self.needed is None:
             return "more seeds than are allowed would be needed to decide"
-        count = max(1, math.ceil(self.needed - self.store.state["seconds"] / 60))
-        return f"about {count} more minute{'s' * (count > 1)} would decide: {math.ceil(self.needed)} in all"
+        more = max(1, math.ceil(self.needed - self.store.state["seconds"] / 60))
+        return f"about {spell_count(more, 'more minute')} would decide: {math.ceil(self.needed)} in all"
 
     def _spell_costs(self) -> str:
         if not self.costs:
@@ -189,7 +189,7 @@ class Result:
         return [
             f"{setup.network} on {setup.data}: {f'{metric.name} {metric.scale}'.rstrip()}, {better} is better",
             *setup.notes,
-            f"each run: {epochs} epoch{'s' * (epochs > 1)}, at the best learning rate of {rates}",
+            f"each run: {spell_count(epochs, 'epoch')}, at the best learning rate of {rates}",
             *(f"{HULL}: {item.name}" for item in setup.candidates.values() if item.label == HULL),
             *([] if self.worth is None else [f"worth a change: a gain of {self._spell(self.worth)}{given}"]),
         ]
