@@ -219,10 +219,9 @@ def test_unknown_parametrizations_are_rejected_with_the_valid_ones(given: object
         make(given)  # type: ignore[arg-type]
 
 
-def test_save_hulls_and_populations_list_valid_parametrizations(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    hull = make()
-    with pytest.raises(ValueError, match=r"'spherical'.*'projection', 'softmax'"):
-        hullo.surgery.save_hulls(hull, tmp_path / "hulls.json")
+def test_load_hulls_and_populations_list_valid_parametrizations() -> None:
+    with pytest.raises(ValueError, match=r"'spherical'; valid are projection, softmax"):
+        hullo.surgery.load_hulls(make().state_dict())
     members = [nn.Sequential(nn.Linear(3, 2), make()) for _ in range(2)]
     with pytest.raises(ValueError, match=r"'spherical'.*'projection', 'softmax'"):
         Population(members)

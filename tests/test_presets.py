@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import hullo
-from hullo.recognition.probe import read_module
 
 X = torch.linspace(-6, 6, 2001, dtype=torch.float64)
 
@@ -73,75 +72,8 @@ def test_apertus_model_is_replaced_and_compared() -> None:
     assert hull.coefficients.tolist() == pytest.approx([0.5, 0.8, 0.8], abs=2e-3)  # bfloat16 holds 0.8 as 0.80078
 
 
-class Changing(nn.Module):
-    """A square of ReLU whose scale differs in training."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (2 if self.training else 1) * self.weight * F.relu(x) ** 2
-
-
-def test_mode_dependent_activation_is_not_replaced() -> None:
-    reading = read_module(Changing())
-    assert reading is not None
-    assert reading.known is None
-
-
 def test_relu_squared_is_recognized() -> None:
     activations = pytest.importorskip("transformers.activations")
     model = hullo.replace_activations(nn.Sequential(nn.Linear(2, 2), activations.ACT2FN["relu2"]))
     torch.testing.assert_close(model[1](X), F.relu(X) ** 2)
     assert hullo.surgery.coefficient_dict(model)["1/relu2"] == 1
-
-
-class Parametric(nn.Module):
-    """An activation with parameters, written by somebody."""
-
-    def __init__(self, function: Callable[[Tensor, Tensor], Tensor], weights: list[float]) -> None:
-        super().__init__()
-        self.function, self.weights = function, nn.Parameter(torch.tensor(weights))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x, self.weights)
-
-
-def test_learned_polynomial_of_relu_is_recognized() -> None:
-    powers = Parametric(lambda x, w: w[0] + w[1] * F.relu(x) ** 3 - w[2] * F.relu(x), [0.25, 0.5, 0.125])
-    model = hullo.replace_activations(nn.Sequential(nn.Linear(2, 2), powers))
-    assert isinstance(model[1], hullo.LinearHull)
-    assert model[1].coefficients.tolist() == pytest.approx([0.25, -0.125, 0, 0.5], abs=1e-6)
-    with pytest.raises(ValueError, match=r"0\.25, -0\.125.* sum to one"):
-        hullo.replace_activations(nn.Sequential(nn.Linear(2, 2), powers), hull=hullo.AffineHull)
-
-
-@pytest.mark.parametrize(
-    ("function", "weights"),
-    [
-        (lambda x, w: x * torch.tanh(w[0] * x), [0.5]),
-        (lambda x, w: w[0] * F.relu(x) ** 2 + 1e-4 * torch.sin(x), [0.5]),
-        (lambda x, w: torch.where(x > 20, x, w[0] * F.relu(x) ** 2), [0.5]),
-        (lambda x, w: (w[0] * F.relu(x) ** 2).detach() + 0 * x, [0.5]),
-        (lambda x, w: w[0] * F.relu(x), [0.5]),
-        (lambda x, w: x.copy_(w[0] * F.relu(x) ** 2), [0.5]),
-        (lambda x, w: w[0] * F.relu(x[None]) ** 2, [0.5]),
-        (lambda x, w: w * F.relu(x) ** 2, [0.5] * 4),
-        (lambda x, w: w[0] * F.relu(x) ** 2 + w[1:].sum(), [0.5] * 9),
-    ],
-    ids=[
-        "another",
-        "a wave",
-        "a piece",
-        "no gradient",
-        "no power",
-        "in place",
-        "another shape",
-        "per channel",
-        "many parameters",
-    ],
-)
-def test_similar_function_is_not_replaced(function: Callable[[Tensor, Tensor], Tensor], weights: list[float]) -> None:
-    reading = read_module(Parametric(function, weights))
-    assert reading is None or reading.known is None

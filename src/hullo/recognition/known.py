@@ -13,8 +13,8 @@ from hullo.recognition.find_base import combination
 AMBIGUOUS = frozenset({"sigmoid", "hardsigmoid", "softplus", "sin", "arctan", "asinh", "erf"})
 """Functions that often are gates, probabilities, positivity constraints or positional encodings, not activations."""
 
-COMBINATIONS = {"xielu": ("identity", "relu2", "xielu_negative"), "poly_relu": ("constant", "relu", "relu2", "relu3")}
-"""Bases of learned activations in recent models; see :mod:`hullo.presets`."""
+LEARNED = {"prelu": ("identity", "relu"), "xielu": ("identity", "relu2", "xielu_negative")}
+"""Bases of activations with parameters."""
 
 NOT_IN_CATALOGUE = (
     "it is not in the catalogue, or has parameters that are not recognized; hullo.add_base adds a function"
@@ -50,8 +50,9 @@ class Known:
 
     def coefficients(self, bases: Sequence[Base]) -> list[list[float]] | None:
         """Return the coefficients of the function in other bases, one row per channel; None if there are none."""
-        if len(self.bases) == 1 and self.bases[0] in bases:
-            return [[self.rows[0][0] * (item is self.bases[0]) for item in bases]]
+        if all(item in bases for item in self.bases):
+            named = [dict(zip(self.bases, row, strict=True)) for row in self.rows]
+            return [[row.get(item, 0.0) for item in bases] for row in named]
         functions = [functools.partial(combination, row, self.bases) for row in self.rows]
         rows = [
             [round(number, 12) for number in solution]

@@ -20,13 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from hullo._compat import real_tensors
-from hullo.bases import Base, all_bases, get_base
+from hullo.bases import Base, all_bases
 from hullo.modules import Hull
 from hullo.recognition.find_base import candidate_members, combination
-from hullo.recognition.known import COMBINATIONS, NOT_IN_CATALOGUE, Known, Reading
+from hullo.recognition.known import NOT_IN_CATALOGUE, Known, Reading
 from hullo.recognition.table import read_type, why_not_module
-
-MAX_PARAMETERS = 8  # of a learned activation
 
 Function = Callable[[Tensor], Tensor]
 
@@ -70,20 +68,14 @@ def read_module(module: nn.Module) -> Reading | None:
         return None
     if (reading := read_type(module)) is not None:
         return reading
-    if type(module).__module__.startswith("torch."):
-        return None
-    parameters = sum(item.numel() for item in module.parameters())
-    if parameters > MAX_PARAMETERS:
-        return None
-    if any(_holds_module(value) for name, value in vars(module).items() if name != "_modules"):
+    if not may_be_activation(module) or any(map(_holds_module, vars(module).items())):
         return None
     modes = []
     for training in (False, True):
         try:
             with _quiet():
                 module_copy = copy.deepcopy(module).cpu().double().train(training)
-            forward = functools.partial(type(module_copy).forward, module_copy)
-            modes.append(_read_learned(forward) if parameters else read_function(forward))
+            modes.append(read_function(functools.partial(type(module_copy).forward, module_copy)))
         except Exception:  # it cannot be copied, or takes no tensor
             return None
     if modes[0] != modes[1]:
@@ -99,8 +91,16 @@ def _why_not_arguments(module: nn.Module) -> str:
     return f"its forward takes more than one argument: {', '.join(parameters)}" if parameters else ""
 
 
-def _holds_module(value: Any) -> bool:
+def may_be_activation(module: nn.Module) -> bool:
+    """Return whether a module is of a user's own and has no parameters."""
+    return not type(module).__module__.startswith("torch.") and not any(True for _ in module.parameters())
+
+
+def _holds_module(attribute: tuple[str, Any]) -> bool:
     """Return whether an attribute refers to modules that are not children: a copy would copy them, too."""
+    name, value = attribute
+    if name == "_modules":
+        return False
     held = value if isinstance(value, (list, tuple, set)) else value.values() if type(value) is dict else [value]
     return any(isinstance(item, nn.Module) for item in held)
 
@@ -214,41 +214,6 @@ def _has_slope(function: Function, known: Known, single: bool) -> bool:
     relative, absolute = (2.0**-14, 2.0**-14) if single else (2.0**-20, 2.0**-22)
     close = (actual - expected).abs() <= relative * expected.abs() + absolute
     return bool((close | (actual.isnan() & (x.abs() > 80))).all())  # 0 times infinity in the other branch of where
-
-
-# Activations with learned parameters
-
-_COMBINATION_TOLERANCE = 2.0**-18  # of values and slopes: xIELU clips inputs within 1e-6 of the origin
-
-
-def _read_learned(forward: Function) -> Reading | None:
-    """Return the combination of bases that a module with parameters is: xIELU, PolyReLU; None for others."""
-    with _quiet(), torch.enable_grad():
-        x = points(torch.float64)
-        x = x[(x.abs() < 64) & (x.abs() > 1e-5)]
-        leaf = x.clone().requires_grad_()
-        argument = leaf * 1.0
-        y = forward(argument)
-        if y.shape != x.shape or not torch.equal(argument, x):
-            return None
-        (slopes,) = torch.autograd.grad(y.sum(), leaf)
-        if not _is_elementwise(forward, forward(points(torch.float64).clone())):
-            return None
-    for name, spelled in COMBINATIONS.items():
-        bases = tuple(map(get_base, spelled))
-        columns = torch.stack([item.function(x) for item in bases], dim=1)
-        solution = torch.linalg.lstsq(columns, y.detach()[:, None], driver="gelsd").solution[:, 0]
-        expected = torch.stack([item.derivative(x) for item in bases], dim=1) @ solution
-        powers = [n for n, item in enumerate(bases) if item.slope_bounds[1] == math.inf]
-        has_power = bool(solution[powers].abs().max() > 1e-6)
-        if has_power and _agree(columns @ solution, y, x) and _agree(expected, slopes, x):
-            return Reading(Known(name, bases, (tuple(solution.tolist()),)))
-    return None
-
-
-def _agree(actual: Tensor, expected: Tensor, x: Tensor) -> bool:
-    bound = _COMBINATION_TOLERANCE * (expected.abs() + x.abs().clamp_max(1))
-    return bool(((actual - expected).abs() <= bound).all())
 
 
 def agrees(known: Known, x: Tensor, y: Tensor) -> bool:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 from hullo._compat import gather
 from hullo.bases import get_base
-from hullo.recognition.known import NOT_IN_CATALOGUE, Known, Reading
+from hullo.recognition.known import LEARNED, NOT_IN_CATALOGUE, Known, Reading
 
 NAMES = frozenset({
     "relu", "relu6", "leaky_relu", "prelu", "rrelu", "elu", "celu", "selu", "gelu", "silu", "mish", "hardswish",
@@ -72,12 +73,15 @@ def read_type(module: nn.Module) -> Reading | None:
     kind = type(module)
     if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
         return Reading(None, reason="its activations are inside a fused kernel")
+    is_of_transformers = kind.__module__ == "transformers.activations"
     if kind.forward is nn.PReLU.forward:
-        reading = read_prelu(module)
+        reading = _read_learned("prelu", lambda: [(slope, 1 - slope) for slope in _numbers(module.weight)])
+    elif is_of_transformers and kind.__name__ == "XIELUActivation":
+        reading = _read_learned("xielu", lambda: [_xielu_coefficients(module)])
     elif kind.forward in _FORWARDS:
         name = _FORWARDS[kind.forward]
         reading = _read(name, {key: getattr(module, key) for key in _SETTINGS.get(name, {})})
-    elif kind.__module__ == "transformers.activations" and kind.__name__ in _TRANSFORMERS:
+    elif is_of_transformers and kind.__name__ in _TRANSFORMERS:
         reading = Reading(Known.of(_TRANSFORMERS[kind.__name__]))
     else:
         return None
@@ -117,11 +121,22 @@ def _read(name: str, settings: Mapping[str, Any]) -> Reading:
         return Reading(None, reason=_WHY_NOT.get(name, NOT_IN_CATALOGUE))
 
 
-def read_prelu(module: nn.Module) -> Reading:
-    """Return the slopes of a PReLU as coefficients of identity and relu."""
+def _read_learned(name: str, read_rows: Callable[[], list[tuple[float, ...]]]) -> Reading:
+    """Return an activation with the coefficients that its parameters stand for."""
     try:
-        slopes: list[float] = gather(module.weight.detach()).double().cpu().tolist()  # type: ignore[operator]
+        rows = tuple(read_rows())
     except (RuntimeError, NotImplementedError):  # on meta, or in a dispatch mode
-        return Reading(None, reason="its slopes have no values yet")
-    rows = tuple((slope, 1 - slope) for slope in slopes)
-    return Reading(Known("prelu", (get_base("identity"), get_base("relu")), rows))
+        return Reading(None, reason="its parameters have no values yet")
+    return Reading(Known(name, tuple(map(get_base, LEARNED[name])), rows))
+
+
+def _numbers(tensor: Any) -> list[float]:
+    numbers: list[float] = gather(tensor.detach()).double().cpu().tolist()
+    return numbers
+
+
+def _xielu_coefficients(module: Any) -> tuple[float, ...]:
+    """Return the factors of x, of the square for positive x, and of exp(x) - 1 - x for negative x."""
+    (positive,), (negative,) = _numbers(module.alpha_p), _numbers(module.alpha_n)  # raw, of a softplus
+    beta = float(module.beta)
+    return beta, math.log1p(math.exp(positive)), beta + math.log1p(math.exp(negative))

@@ -8,7 +8,7 @@ calls, :mod:`~hullo.surgery.build` makes the hulls, :mod:`~hullo.surgery.edit` p
 :mod:`~hullo.surgery.prove` compares the model with what it was.
 """
 
-from hullo.surgery.checkpoint import load_hulls, restore, save_hulls
+from hullo.surgery.checkpoint import load_hulls, restore
 from hullo.surgery.fold import fold
 from hullo.surgery.gates import fuse_gates
 from hullo.surgery.parameters import coefficient_dict, coefficient_parameters, parameter_groups
@@ -29,6 +29,5 @@ __all__ = [
     "plot",
     "replace_activations",
     "restore",
-    "save_hulls",
     "summary",
 ]

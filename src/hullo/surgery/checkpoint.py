@@ -1,34 +1,26 @@
-"""Save and load hulls: `restore` reads a state_dict, `save_hulls` and `load_hulls` use a small JSON file."""
+"""Make hulls from the names in a state_dict."""
 
 from __future__ import annotations
 
 import itertools
-import json
-import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hullo._compat import gather
-from hullo.bases import is_known, resolve
-from hullo.gating import GatedHull
+from hullo.bases import resolve
 from hullo.modules import HULLS, Hull
-from hullo.parametrizations import evaluate
-from hullo.recognition.probe import MAX_PARAMETERS
 from hullo.state_names import read_raw_name
-from hullo.surgery.build import frozen_sites, nearby_tensor
+from hullo.surgery.build import nearby_tensor
 from hullo.surgery.edit import swap
 from hullo.surgery.find import default_inputs, module_sites, observed_sites
 from hullo.surgery.prove import Comparison
-from hullo.surgery.sites import Site, named_hulls, put
+from hullo.surgery.sites import Site, named_hulls
 from hullo.surgery.state import Inputs, Structure
 
 _SCALES = "inner_scale"
-_FORMAT = "hullo hulls, version 1"
 _BY_PARAMETRIZATION = {name: cls for cls in HULLS.values() for name in cls.set_class.choices}
 
 
@@ -64,11 +56,6 @@ def restore(model: nn.Module, state_dict: Mapping[str, Any], *, example_inputs: 
         <All keys matched successfully>
     """
     present = named_hulls("restore", model)
-    if not isinstance(state_dict, Mapping):
-        raise TypeError(
-            f"state_dict is {state_dict!r:.80}; give the tensors by name, as torch.load(path) or "
-            "safetensors.torch.load_file(path) return them"
-        )
     saved = _saved_hulls(state_dict)
     if not saved:
         raise ValueError(
@@ -80,29 +67,60 @@ def restore(model: nn.Module, state_dict: Mapping[str, Any], *, example_inputs: 
     try:
         sites, names = _find(model, list(saved), list(present), example_inputs)
         by_name = {site.name: site for site in sites if not site.reason}
-        hulls: dict[str, Hull] = {}
-        shared: dict[tuple[int, str], Hull] = {}  # a hull at several sites is one tensor with several names
-        for name, tensors in saved.items():
-            if (target := names[name]) not in present and target not in hulls:
-                raw_name, raw = next(iter(tensors.items()))
-                key = (raw.data_ptr(), raw_name)
-                earlier = shared.get(key) if key[0] else None
-                hulls[target] = shared[key] = earlier or _hull_for(
-                    tensors, nearby_tensor(modules, target), by_name.get(target)
-                )
-        swap(model, sites, {target: hull for target, hull in hulls.items() if target in by_name})
-        learned = [Site(target, "", modules[target]) for target in hulls if target not in by_name]
-        for target in frozen_sites(model, learned):
-            hulls[target].requires_grad_(False)
-        for site in learned:
-            parent, _, child = site.name.rpartition(".")
-            put(model.get_submodule(parent), child, hulls[site.name])
+        missing = {names[name]: tensors for name, tensors in saved.items() if names[name] not in present}
+        swap(model, sites, _make_hulls(missing, lambda name: (nearby_tensor(modules, name), by_name[name])))
         for name, tensors in saved.items():
             model.get_submodule(names[name]).load_state_dict(tensors)
     except BaseException:
         structure.restore()
         raise
     return model
+
+
+def load_hulls(state_dict: Mapping[str, Any], *, trainable: bool = True) -> dict[str, Hull]:
+    """Return the hulls of a state_dict by name, to use the learned functions in another model.
+
+    ``replace_activations(model, hull=lambda site: hulls[site.name])`` puts them into a model of the same architecture;
+    hulls that were shared are shared again. For another architecture, use copies of them. The hull of a
+    :class:`hullo.GatedHull` has the name of the latter, as before :func:`hullo.fuse_gates`.
+
+    Args:
+        state_dict: that of a model with hulls, or of a single hull.
+        trainable: whether the coefficients require gradients.
+
+    Example:
+        >>> import hullo
+        >>> saved = hullo.AffineHull("identity", "relu", init="relu").state_dict()
+        >>> hullo.surgery.load_hulls(saved)
+        {'': AffineHull(identity=0, relu=1)}
+    """
+    saved = {name.removesuffix(".hull"): tensors for name, tensors in _saved_hulls(state_dict).items()}
+    hulls = _make_hulls(saved, lambda name: (torch.empty(()), None))
+    for name, hull in hulls.items():
+        hull.load_state_dict(saved[name])
+        hull.init = hull.coefficients.double().cpu()
+        hull.requires_grad_(trainable)
+        vars(hull)["is_shared"] = True  # it may be put at several sites
+    return hulls
+
+
+def _make_hulls(
+    saved: Mapping[str, Mapping[str, Tensor]], look_up: Callable[[str], tuple[Tensor, Site | None]]
+) -> dict[str, Hull]:
+    """Return hulls by name, one for all names with the same tensor.
+
+    Args:
+        saved: the tensors of each hull.
+        look_up: returns a tensor near the site of a name, for device and dtype, and the site.
+    """
+    hulls: dict[str, Hull] = {}
+    shared: dict[tuple[int, str], Hull] = {}
+    for name, tensors in saved.items():
+        raw_name, raw = next(iter(tensors.items()))
+        key = (raw.data_ptr(), raw_name)
+        hulls[name] = (shared.get(key) if key[0] else None) or _make_hull(tensors, *look_up(name))
+        shared[key] = hulls[name]
+    return hulls
 
 
 def _find(
@@ -121,7 +139,7 @@ def _find(
 
 
 def _aliases(model: nn.Module, sites: Iterable[Site], present: Iterable[str]) -> dict[str, str]:
-    """Return the names of sites by all names that a module there has, also of hulls and learned activations."""
+    """Return the names of sites by all names that a module there has, also of hulls."""
     paths: dict[int, list[str]] = defaultdict(list)
     for name, module in model.named_modules(remove_duplicate=False):
         paths[id(module)].append(name)
@@ -131,14 +149,16 @@ def _aliases(model: nn.Module, sites: Iterable[Site], present: Iterable[str]) ->
         for slot in site.slots:
             parts = [part for part in (slot.name, slot.key) if part]
             found |= {".".join([*filter(None, [path]), *parts]): site.name for path in paths[id(slot.parent)]}
-    for name, module in model.named_modules():
-        if name not in found and _may_be_learned(module):
-            found[name] = name
     return found
 
 
 def _saved_hulls(state_dict: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
     """Return the tensors of each hull of a state_dict, raw parameters first, by the names of the hulls."""
+    if not isinstance(state_dict, Mapping):
+        raise TypeError(
+            f"state_dict is {state_dict!r:.80}; give the tensors by name, as torch.load(path) or "
+            "safetensors.torch.load_file(path) return them"
+        )
     hulls: dict[str, dict[str, Tensor]] = {}
     for key, tensor in state_dict.items():
         name, _, raw_name = key.rpartition(".")
@@ -173,14 +193,7 @@ def _key(name: str) -> list[str]:
     return [*filter(str.isdigit, parts), last]
 
 
-def _may_be_learned(module: nn.Module) -> bool:
-    """Return whether a module may be an activation with parameters, such as xIELU, that are not loaded yet."""
-    count = sum(parameter.numel() for parameter in module.parameters())
-    plain = type(module).__module__.startswith("torch.nn") or isinstance(module, Hull)
-    return 0 < count <= MAX_PARAMETERS and not plain and not any(True for _ in module.children())
-
-
-def _hull_for(tensors: Mapping[str, Tensor], like: Tensor, site: Site | None) -> Hull:
+def _make_hull(tensors: Mapping[str, Tensor], like: Tensor, site: Site | None) -> Hull:
     """Return a hull for the tensors of a state_dict, on the device of `like`; it starts as the function of the site."""
     raw_name, raw = next(iter(tensors.items()))
     parametrization, bases, channel_dim = read_raw_name(raw_name)  # type: ignore[misc]  # checked by _saved_hulls
@@ -211,105 +224,3 @@ def _hull_for(tensors: Mapping[str, Tensor], like: Tensor, site: Site | None) ->
 
 def _scale_kind(scales: Tensor | None) -> str | None:
     return None if scales is None else "hull" if scales.shape[-1] == 1 else "base"
-
-
-def save_hulls(model: nn.Module, path: str | os.PathLike[str]) -> None:
-    """Write the hulls of a model to a small JSON file: names, bases and coefficients.
-
-    The hull of a :class:`hullo.GatedHull` has the name of the latter, as before :func:`hullo.fuse_gates`.
-
-    Args:
-        model: any module with hulls, or a single hull.
-        path: the file. It is replaced atomically.
-
-    Example:
-        >>> import hullo, tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     hullo.surgery.save_hulls(hullo.AffineHull("identity", "relu", init="relu"), f"{folder}/hulls.json")
-        ...     hullo.surgery.load_hulls(f"{folder}/hulls.json")
-        {'': AffineHull(identity=0, relu=1)}
-    """
-    named_hulls("save_hulls", model, required=True)
-    first: dict[Hull, str] = {}
-    hulls: dict[str, Any] = {}
-    gated: set[str] = set()
-    for name, module in model.named_modules(remove_duplicate=False):  # a hull at several places has several names
-        if isinstance(module, GatedHull):
-            gated.add(f"{name}.hull".removeprefix("."))
-        hull = module.hull if isinstance(module, GatedHull) else module
-        if isinstance(hull, Hull) and name not in gated:
-            hulls[name] = {"same_as": first[hull]} if hull in first else _to_json(hull)
-            first.setdefault(hull, name)
-    file = Path(path)
-    partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
-    try:
-        partial.write_text(json.dumps({"format": _FORMAT, "hulls": hulls}, indent=1) + "\n", "utf-8")
-        partial.replace(file)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def load_hulls(path: str | os.PathLike[str], *, trainable: bool = True) -> dict[str, Hull]:
-    """Return the hulls of a file written by :func:`save_hulls`, by their names in the saved model.
-
-    ``replace_activations(model, hull=lambda site: hulls[site.name])`` puts them into a model of the same architecture;
-    hulls that were shared are shared again. For another architecture, use copies of them.
-
-    Args:
-        path: the file.
-        trainable: whether the coefficients require gradients.
-
-    Raises:
-        ValueError: the file has another format, or a base is unknown.
-    """
-    text = Path(path).read_text("utf-8")
-    unknown: list[str] = []
-    try:
-        content = json.loads(text)
-        if content["format"] != _FORMAT:
-            raise ValueError(f"its format is {content['format']!r}, not {_FORMAT!r}")
-        spelled = {name for entry in content["hulls"].values() for name in entry.get("bases", ())}
-        unknown = sorted(name for name in spelled if not is_known(name))
-        hulls: dict[str, Hull] = {}
-        for name, entry in content["hulls"].items():
-            if "same_as" in entry:
-                hulls[name] = hulls[entry["same_as"]]
-                vars(hulls[name])["is_shared"] = True  # it may be put at several sites
-            else:
-                hulls[name] = _from_json(entry).requires_grad_(trainable)
-        return hulls
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        if unknown:
-            raise ValueError(
-                f"{os.fspath(path)} has an unknown base function {unknown[0]!r}; if it is your own, call "
-                "hullo.add_base first"
-            ) from error
-        reason = f"it has no {error}" if isinstance(error, KeyError) else error
-        raise ValueError(f"{os.fspath(path)} was not written by save_hulls: {reason}") from error
-
-
-def _to_json(hull: Hull) -> dict[str, Any]:
-    if (name := hull.constraint.parametrization.name) not in hull.set_class.choices:
-        raise ValueError(
-            f"save_hulls cannot write parametrization={name!r} of {hull.spelling}; valid are "
-            f"{', '.join(map(repr, hull.set_class.choices))}. Save the state_dict instead"
-        )
-    return {
-        "hull": hull.kind,
-        "bases": [item.name for item in hull.bases],
-        "parametrization": name,
-        "groups": hull.groups,
-        "channel_dim": hull.spec.channel_dim,
-        "coefficients": evaluate(hull.constraint.parametrization, gather(hull.raw).detach().double()).tolist(),
-        "inner_scale": None if hull.inner_scale is None else hull.inner_scale.tolist(),
-    }
-
-
-def _from_json(entry: dict[str, Any]) -> Hull:
-    options = {name: entry[name] for name in ("parametrization", "groups", "channel_dim")}
-    scales = None if entry["inner_scale"] is None else torch.tensor(entry["inner_scale"])
-    cls, init = HULLS[entry["hull"]], entry["coefficients"]
-    hull = cls(*entry["bases"], init=init, inner_scale=_scale_kind(scales), strict=False, **options)
-    if hull.inner_scale is not None:
-        hull.inner_scale.data.copy_(scales)  # type: ignore[arg-type]
-    return hull

@@ -18,7 +18,7 @@ from hullo._compat import scripted_functions
 from hullo.gating import GatedHull
 from hullo.modules import Hull
 from hullo.recognition.known import Reading
-from hullo.recognition.probe import MAX_PARAMETERS, agrees, read_function, read_module
+from hullo.recognition.probe import agrees, may_be_activation, read_function, read_module
 from hullo.recognition.table import NAMES, name_of, read_call, read_type
 from hullo.surgery.source import Method, Position, method_of
 
@@ -164,12 +164,8 @@ class Observer(TorchFunctionMode):
             running.x, running.sample = x, x.detach().flatten()[:_SAMPLE].clone()
 
     def _may_be_activation(self, module: nn.Module) -> bool:
-        if type(module).__module__.startswith("torch."):
-            return False
         known = self._readings.get(id(module))
-        if known is not None:
-            return known[1] is not None
-        return sum(item.numel() for item in module.parameters()) <= MAX_PARAMETERS
+        return may_be_activation(module) if known is None else known[1] is not None
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         running = self._running.pop()

@@ -12,7 +12,7 @@ from torch import nn
 from hullo.bases import Base, get_base, list_bases
 from hullo.modules import Hull, Init
 from hullo.parametrizations import Parametrization
-from hullo.recognition.known import AMBIGUOUS, COMBINATIONS, Reading
+from hullo.recognition.known import AMBIGUOUS, LEARNED, Reading
 from hullo.surgery.build import Channels, Factory, Recipe, Share, channel_dim_of, check_factory, starts_alike
 from hullo.surgery.edit import swap
 from hullo.surgery.find import called_twice, count_mentions, default_inputs, module_sites, observed_sites
@@ -84,7 +84,7 @@ def replace_activations(
         where: which sites: patterns of names such as ``"encoder.*"``, types of modules, or a function of a
             :class:`hullo.surgery.Site`; or a list of these, one of which must match. All by default.
         functions: which functions, by the names that :func:`hullo.get_base` takes, such as "relu", "GELU" or
-            "leaky_relu(0.2)", or "prelu", "xielu" and "poly_relu". By default all but sigmoid, hardsigmoid, softplus,
+            "leaky_relu(0.2)", or "prelu" and "xielu". By default all but sigmoid, hardsigmoid, softplus,
             sin, arctan, asinh and erf, which often are gates, probabilities or positivity constraints.
         hull: the class of the hulls, or a function that returns a hull for a :class:`hullo.surgery.Site`. By default
             AffineHull, or LinearHull for functions such as xIELU that are not affine combinations.
@@ -350,19 +350,18 @@ class Choice:
 
 def _read_functions(given: Iterable[str] | None) -> tuple[set[str], set[str]]:
     """Return the families of functions to replace, and single members of others, such as ``leaky_relu(0.2)``."""
-    learned = {"prelu", *COMBINATIONS}
     if given is None:
-        return {*list_bases(), *learned} - AMBIGUOUS, set()
+        return {*list_bases(), *LEARNED} - AMBIGUOUS, set()
     if isinstance(given, str):
         raise TypeError(f"functions={given!r}: give a list of names, as in [{given!r}]")
     families, members = set[str](), set[str]()
     for name in given:
         try:
-            is_learned = isinstance(name, str) and name.lower() in learned
+            is_learned = isinstance(name, str) and name.lower() in LEARNED
             chosen = members if isinstance(name, str) and "(" in name else families
             chosen.add(name.lower() if is_learned else get_base(name).name)
         except ValueError:
-            valid = ", ".join(sorted({*list_bases(), *learned}))
+            valid = ", ".join(sorted({*list_bases(), *LEARNED}))
             raise ValueError(f"unknown function {name!r} in functions; known are {valid}") from None
     return families, members
 
