@@ -123,16 +123,6 @@ def test_shared_hull_stays_one_module() -> None:
     assert folded[0] is folded[2]
 
 
-def test_folded_transformer_uses_the_fast_path() -> None:
-    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
-    x = torch.randn(2, 3, 8)
-    with torch.no_grad():
-        expected = layer(x)
-        folded = hullo.fold(hullo.replace_activations(layer))
-        assert (layer.activation_relu_or_gelu, folded.activation_relu_or_gelu) == (0, 1)
-        torch.testing.assert_close(folded(x), expected, rtol=1e-5, atol=1e-6)
-
-
 def test_folded_model_does_not_need_hullo(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2), nn.Tanh())
     hullo.replace_activations(model)

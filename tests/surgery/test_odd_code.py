@@ -65,8 +65,7 @@ FORWARDS: dict[str, tuple[str, int]] = {
     "name of an activation": ("return self.act(self.l0(x)) * len(self.act._get_name())", 0),
     "method of an activation": ("return self.act(self.l0(x)) * (1 + len(self.act.extra_repr()))", 0),
     "name of an activation's class": ("return self.act(self.l0(x)) * len(self.act.__class__.__name__)", 0),
-    "dictionary": ("return self.leaky(self.l0(x)) * (2 if 'leaky' in self.__dict__ else 3)", 0),
-    "one key of the dictionary": ("return self.leaky(self.l0(x)) * (2 if 'other' in self.__dict__ else 3)", 1),
+    "dictionary": ("return self.leaky(self.l0(x)) * (2 if 'leaky' in self.__dict__ else 3)", 1),
     "list that grows": (
         "y = []\n        for n in range(2): y.append(F.relu(self.l0(x)))\n"
         "        for z in reversed(y): x = torch.tanh(z + x)\n        return x",

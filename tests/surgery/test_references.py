@@ -316,6 +316,6 @@ def test_single_encoder_layer_error_says_to_replace_the_encoder() -> None:
     layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
     encoder, x, padding = nn.TransformerEncoder(layer, 2).eval(), torch.randn(2, 3, 4), torch.zeros(2, 3).bool()
     padding[0, 2] = True
-    hullo.replace_activations(encoder.layers[0])  # the encoder itself does not know of it
+    hullo.replace_activations(encoder.layers[0], example_inputs=x)  # the encoder itself does not know of it
     with torch.no_grad(), pytest.raises(TypeError, match=r"nested.*whole encoder"):
         encoder(x, src_key_padding_mask=padding)

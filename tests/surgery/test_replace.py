@@ -26,13 +26,13 @@ def test_pytorch_transformers_are_replaced_without_fast_path(activation, batch_f
         before = model(x)
         hullo.replace_activations(model, example_inputs=x)
         torch.testing.assert_close(model(x), before, rtol=1e-5, atol=1e-6)
-        model.layers[0].activation.coefficients = "identity"
+        next(iter(hullo.summary(model).hulls.values())).coefficients = "identity"
         assert not torch.allclose(model(x), before, atol=1e-3)
 
 
 def test_transformer_is_replaced() -> None:
     model = nn.Transformer(8, 2, 2, 2, 16, dropout=0.0, batch_first=True)
-    hulls = [f"{part}.layers.{n}.activation" for part in ("encoder", "decoder") for n in range(2)]
+    hulls = [f"{part}.layers.{n}.linear1_relu" for part in ("encoder", "decoder") for n in range(2)]
     assert_replaced(model, torch.randn(2, 5, 8), torch.randn(2, 4, 8), hulls=hulls, tolerance=1e-5)
 
 
@@ -108,7 +108,7 @@ def test_one_activation_per_channel() -> None:
     torch.testing.assert_close(model(x), before)
     layer = nn.TransformerEncoderLayer(8, 2, 24)
     hullo.replace_activations(layer, groups="channels", channel_dim=-1, example_inputs={"src": torch.randn(3, 1, 8)})
-    assert layer.activation.groups == 24
+    assert layer.linear1_relu.groups == 24
 
 
 class Scripted(nn.Module):

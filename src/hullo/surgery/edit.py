@@ -49,14 +49,17 @@ def swap(model: nn.Module, sites: Sequence[Site], hulls: Mapping[str, Hull]) -> 
                 hull.requires_grad_(False)
         for slot in site.slots:
             slot.put(hull or site.module)  # type: ignore[arg-type]  # a module of which other calls get hulls
-    _disable_nested_tensors(model)
+    _disable_fast_paths(model)
 
 
-def _disable_nested_tensors(model: nn.Module) -> None:
-    """Disable the nested tensors of encoders whose layers have hulls, which do not take them."""
+def _disable_fast_paths(model: nn.Module) -> None:
+    """Disable the fused path and the nested tensors of encoders with hulls."""
     for module in model.modules():
-        if isinstance(module, nn.TransformerEncoder) and any(isinstance(part, Hull) for part in module.modules()):
-            module.use_nested_tensor = False
+        if any(isinstance(part, Hull) for part in module.modules()):
+            if isinstance(module, nn.TransformerEncoder):
+                module.use_nested_tensor = False
+            elif isinstance(module, nn.TransformerEncoderLayer):
+                module.activation_relu_or_gelu = 0
 
 
 def _check_loops(affected: Sequence[Site], hulls: Mapping[str, Hull]) -> None:
@@ -72,10 +75,6 @@ def _methods(sites: Sequence[Site]) -> list[tuple[nn.Module, list[NewMethod]]]:
     owners: dict[int, nn.Module] = {}
     functions: dict[tuple[type, str, int], Any] = {}
     for site in sites:
-        for slot in site.slots:
-            has_own_state = type(slot.parent).__setstate__ is not nn.Module.__setstate__  # which may set it again
-            if slot.name in vars(slot.parent) or has_own_state:
-                owners[id(slot.parent)] = slot.parent
         for call in site.edited:
             assert call.owner is not None and call.method is not None  # noqa: S101, PT018
             home, name, function = call.method

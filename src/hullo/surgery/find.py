@@ -11,7 +11,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from hullo.modules import Hull
 from hullo.recognition.probe import read_module
-from hullo.recognition.table import name_of, read_call
+from hullo.recognition.table import name_of
 from hullo.surgery.build import Recipe
 from hullo.surgery.edit import learn_turns, swap
 from hullo.surgery.observe import SCRIPTED
@@ -129,14 +129,10 @@ def module_sites(model: nn.Module) -> list[Site]:
             taken.add((id(parent), slots[0].name))
             function = reading.known.spelling if reading.known else type(module).__name__
             sites.append(Site(name, function, module, "", reading.reason, reading, (), slots))
-    paths = {id(module): name for name, module in model.named_modules()}
-    for parent in model.modules():
-        for name, value in vars(parent).items():  # functions such as nn.TransformerEncoderLayer.activation
-            is_function = name_of(value) and not isinstance(value, (Tensor, nn.Module))
-            if is_function and id(parent) not in inside and not hasattr(type(parent), name):
-                reading, path = read_call(value, (), {}), f"{paths[id(parent)]}.{name}".lstrip(".")
-                slots = [Slot(parent, name)]
-                sites.append(Site(path, name_of(value), None, "", reading.reason, reading, (), slots))
+    for name, module in model.named_modules():  # functions such as nn.TransformerEncoderLayer.activation
+        values = () if id(module) in inside else vars(module).values()
+        held = [name_of(value) for value in values if not isinstance(value, (Tensor, nn.Module))]
+        sites += [Site(name, function, None, "", NO_INPUTS) for function in held if function]
     return [*sites, *_mentions(model, set(), NO_INPUTS)]
 
 

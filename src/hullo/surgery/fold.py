@@ -15,7 +15,7 @@ from hullo.modules import Hull
 from hullo.properties import identify
 from hullo.surgery.edit import transfer_hooks
 from hullo.surgery.prove import Comparison
-from hullo.surgery.sites import named_hulls, put
+from hullo.surgery.sites import named_hulls
 from hullo.surgery.state import Inputs, copy_model
 from hullo.surgery.summary import KEPT
 
@@ -82,7 +82,7 @@ def _substitute(model: nn.Module, replacements: dict[nn.Module, nn.Module]) -> n
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):
             if child in replacements:
-                put(parent, name, replacements[child])
+                parent._modules[name] = replacements[child]
     return replacements.get(model, model)
 
 

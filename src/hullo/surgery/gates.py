@@ -12,7 +12,7 @@ from torch import nn
 
 from hullo.gating import GatedHull
 from hullo.modules import Hull
-from hullo.surgery.sites import named_hulls, put
+from hullo.surgery.sites import named_hulls
 from hullo.surgery.source import functions_in, method_of, own_functions, parse
 from hullo.surgery.write import NewMethod, origin_of, rewritten
 
@@ -66,7 +66,7 @@ def fuse_gates(model: nn.Module) -> nn.Module:
         index = functions_in(vars(home)[method_name]).index(function)
         owner.__class__ = rewritten(owner, [NewMethod(origin_of(home), method_name, ((index, text),))])
         hull = owner._modules[name]
-        put(owner, name, GatedHull(hull).train(hull.training))  # type: ignore[arg-type, union-attr]
+        owner._modules[name] = GatedHull(hull).train(hull.training)  # type: ignore[arg-type, union-attr]
     return model
 
 

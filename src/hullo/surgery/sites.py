@@ -8,7 +8,6 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import nn
 from torch.fx import GraphModule
@@ -18,7 +17,7 @@ from hullo.modules import Hull
 from hullo.recognition.known import Known, Reading
 from hullo.surgery.observe import Call
 from hullo.surgery.source import call_at
-from hullo.surgery.write import PerIteration, Turns, put_children, why_not_rewritten
+from hullo.surgery.write import PerIteration, Turns, why_not_rewritten
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _ONE_MODE = "training and evaluation mode call other activations here, and which of them answer each other is not clear"
@@ -74,15 +73,7 @@ class Slot:
             container = existing if isinstance(existing, PerIteration) else PerIteration(self.turns)
             container[self.key] = module
             module = container
-        put(self.parent, self.name, module)
-
-
-def put(parent: nn.Module, name: str, module: nn.Module) -> None:
-    """Set a child of a module. Encoder layers have a fused path for two functions: update its flag, too."""
-    if isinstance(parent, nn.TransformerEncoderLayer) and name == "activation":
-        fused = {nn.ReLU: 1, nn.GELU: 2 if getattr(module, "approximate", "") == "none" else 0}
-        parent.activation_relu_or_gelu = fused.get(type(module), 0)
-    put_children(parent, {name: module})
+        self.parent._modules[self.name] = module
 
 
 Group = list[Call]  # the calls that share a hull
@@ -152,9 +143,9 @@ def _join_modes(groups: list[Group]) -> list[Group]:
 class Planner:
     """Decide for each group of calls where its hull is stored, and which expressions are changed.
 
-    A hull takes the place of the module that the calls call, wherever it is registered, or of an attribute, as in
-    ``self.activation = F.relu``. If other groups call it, too, only one of them keeps the place. Any other hull is a
-    new child of the module whose code makes the calls, and this code is changed.
+    A hull takes the place of the module that the calls call, wherever it is registered. If other groups call it, too,
+    only one of them keeps the place. Any other hull is a new child of the module whose code makes the calls, and this
+    code is changed.
     """
 
     def __init__(self, model: nn.Module, groups: Sequence[Group]) -> None:
@@ -167,13 +158,11 @@ class Planner:
                     self.registered[id(child)].append((parent, name))
         self.of_module: dict[int, list[Group]] = defaultdict(list)
         self.of_spot: dict[Hashable, list[Group]] = defaultdict(list)
-        self.of_attribute: dict[Hashable, list[Group]] = defaultdict(list)
         for group in groups:
             for callee in {id(call.callee): call for call in group if call.callee is not None}:
                 self.of_module[callee].append(group)
             for spot in dict.fromkeys(call.spot for call in group):
                 self.of_spot[spot].append(group)
-            self.of_attribute[_attribute(group[0])].append(group)
         self.containers: dict[Hashable, tuple[nn.Module, str, Turns]] = {}
         self.new_names: set[tuple[int, str]] = set()
 
@@ -231,9 +220,7 @@ class Planner:
             owner, name, turns = self.containers[call.spot]
             return [Slot(owner, name, str([item is group for item in in_loop].index(True)), turns)], firsts
         if reused := self._reused(group):
-            is_held = module is None and _attribute(call) is not None
-            free = [is_held if item.callee is None else id(item.callee) in self.registered for item in firsts]
-            return reused, [item for item, is_free in zip(firsts, free, strict=True) if not is_free]
+            return reused, [item for item in firsts if id(item.callee) not in self.registered]
         if owner is None:
             return [Slot(self.model, stem)], firsts  # refused, since nothing can be changed
         return [Slot(owner, self._new_name(owner, stem))], firsts
@@ -248,7 +235,7 @@ class Planner:
         return [group for group in self.of_module.get(id(module), ()) if any(call.owner is owner for call in group)]
 
     def _reused(self, group: Group) -> list[Slot]:
-        """Return the children or attributes that the hull can take the place of, so that calls need not change."""
+        """Return the children that the hull can take the place of, so that calls need not change."""
         found: list[Slot] = []
         for module in {id(call.callee): call.callee for call in group if call.callee is not None}.values():
             at, groups = self.registered.get(id(module), []), self.of_module[id(module)]
@@ -260,12 +247,6 @@ class Planner:
                 else:
                     at = (own or at) if _keeper(of_owner if own else groups) is group else []
             found += [Slot(parent, name) for parent, name in at]
-        attribute = _attribute(group[0])
-        if not found and group[0].callee is None and attribute and len(self.of_attribute[attribute]) == 1:
-            holder: Any = group[0].owner
-            name = attribute[1]
-            if name in vars(holder) and not hasattr(type(holder), name):
-                found.append(Slot(holder, name))
         return found
 
 
@@ -281,17 +262,6 @@ def _keeper(groups: Sequence[Group]) -> Group:
     """Return the group that keeps the module: one without a hull, one whose calls cannot change, or the first."""
     left = [group for group in groups if group[0].reading.reason or _why_not(group)]
     return next(iter([*left, *(group for group in groups if any(map(why_not_edited, group)))]), groups[0])
-
-
-def _attribute(call: Call) -> tuple[int, str] | None:
-    """Return the module and the name of the attribute that a call calls, as in ``self.activation(x)``."""
-    method = call.method
-    node = None if method is None else call_at(method[2], call.position)
-    if method is None or node is None or not isinstance(node.func, ast.Attribute):
-        return None
-    value = node.func.value
-    is_self = isinstance(value, ast.Name) and value.id == method[2].__code__.co_varnames[0]
-    return (id(call.owner), node.func.attr) if is_self else None
 
 
 def _why_not(group: Group) -> str:

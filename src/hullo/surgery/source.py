@@ -135,11 +135,11 @@ def call_at(function: types.FunctionType, at: Position) -> ast.Call | None:
     return next(iter(exact or same_end), None)
 
 
-_LOOPS = (ast.For, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 def loops_around(function: types.FunctionType, node: ast.AST) -> list[Position]:
-    """Return the positions of the targets of the loops around a node, or of a while loop, outermost first."""
+    """Return the positions of the targets of the for loops around a node, outermost first."""
     found: list[Position] = []
 
     def visit(part: ast.AST, loops: list[Position]) -> None:
@@ -150,9 +150,7 @@ def loops_around(function: types.FunctionType, node: ast.AST) -> list[Position]:
             inner = loops
             if isinstance(part, ast.For) and child in part.body:
                 inner = [*loops, position(part.target)]
-            elif isinstance(part, ast.While) and (child in part.body or child is part.test):
-                inner = [*loops, position(part)]
-            elif isinstance(part, _LOOPS[2:]) and not isinstance(child, ast.comprehension):
+            elif isinstance(part, _COMPREHENSIONS) and not isinstance(child, ast.comprehension):
                 inner = [*loops, *(position(item.target) for item in part.generators)]
             visit(child, inner)
 

@@ -10,13 +10,14 @@ import __future__
 
 import ast
 import copy
+import copyreg
 import functools
 import linecache
 import types
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeGuard
+from typing import Any, TypeGuard
 
 from torch import nn
 
@@ -30,7 +31,7 @@ class Edits:
     Args:
         callees: the source of the new callee, by the position of the call.
         inputs: the position of the only argument to keep, by the position of the call.
-        counters: the names of loop counters, by the position of the target of the loop, or of a while loop.
+        counters: the names of loop counters, by the position of the target of the loop.
     """
 
     callees: dict[Position, str] = field(default_factory=dict)
@@ -66,15 +67,6 @@ class _Editor(ast.NodeTransformer):
         return node
 
     visit_For = visit_comprehension = _add_counter  # noqa: N815
-
-    def visit_While(self, node: ast.While) -> Any:
-        counter = self.edits.counters.get(position(node))
-        self.generic_visit(node)
-        if counter is None:
-            return node
-        start, step = ast.parse(f"{counter} = 0").body, ast.parse(f"{counter} += 1").body
-        node.body = [*step, *node.body]
-        return [*start, node]
 
 
 @dataclass(frozen=True)
@@ -208,61 +200,28 @@ class PerIteration(nn.ModuleDict):
         return self[self.turns.hulls[key]]
 
 
-class _DerivedMarker:
-    """Represent the derived class in a pickle, which cannot name it."""
-
-
-class Rewritten:
-    """Make modules with rewritten methods copyable and picklable; the first base of every derived class."""
-
-    _hullo_written: ClassVar[tuple[type, tuple[NewMethod, ...]]]
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Do not register derived classes with the bases."""
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        reduced = super().__reduce_ex__(protocol)
-        if isinstance(reduced, str):
-            return reduced
-        make, given, *state = reduced
-        given = tuple(_DerivedMarker if item is type(self) else item for item in given)
-        return _restore, (*self._hullo_written, _DerivedMarker if make is type(self) else make, given), *state
-
-    def __setstate__(self, state: Any) -> None:
-        children = dict(state.get("_modules") or {}) if isinstance(state, dict) else {}
-        super().__setstate__(state)  # type: ignore[misc]  # may set an attribute that has become a hull
-        put_children(self, children)  # type: ignore[arg-type]
-
-
-def put_children(module: nn.Module, children: dict[str, nn.Module | None]) -> None:
-    """Set children of a module, and delete attributes of the same names, which would hide them."""
-    for name, child in children.items():
-        vars(module).pop(name, None)
-        module._modules[name] = child
-
-
-def _restore(cls: type, methods: tuple[NewMethod, ...], make: Any, given: Iterable[Any]) -> Any:
-    new_class = derived(cls, methods)
-    arguments = (new_class if item is _DerivedMarker else item for item in given)
-    module = (cls if make is _DerivedMarker else make)(*arguments)
-    module.__class__ = new_class
-    return module
-
-
 class _Derived(type):
-    """Make calls of a derived class construct a module of the original class."""
+    """The metaclass of derived classes. It pickles them as what they are made of, since no module contains them."""
 
     _hullo_written: tuple[type, tuple[NewMethod, ...]]
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        return cls._hullo_written[0](*args, **kwargs)
+
+def _metaclass(cls: type) -> type[_Derived]:
+    """Return a metaclass for subclasses of `cls`."""
+    meta = _Derived if type(cls) is type else type("Derived", (_Derived, type(cls)), {})
+    copyreg.pickle(meta, lambda made: (derived, made._hullo_written))  # type: ignore[attr-defined]
+    return meta
 
 
 class _Unregistered:
-    """Do not register classes with their bases."""
+    """Do not register subclasses with their other bases."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         pass
+
+
+class _Rewritten(_Unregistered):
+    """The first base of derived classes; those between have its parent, so that they come later."""
 
 
 @functools.cache
@@ -280,17 +239,13 @@ def derived(cls: type, methods: tuple[NewMethod, ...]) -> type[nn.Module]:
     between = [type(home)(home.__name__, (_Unregistered, home), spaces[home]) for home in parents]
     space = {"_hullo_written": (cls, methods), "__doc__": cls.__doc__} | spaces[cls]
     space |= {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
-    meta = type("Derived", (_Derived, type(cls)), {}) if type(cls) is not type else _Derived
-    new_class: type[nn.Module] = meta(cls.__name__, (Rewritten, cls, *between), space)
-    return new_class
+    new_class: Any = _metaclass(cls)(cls.__name__, (_Rewritten, cls, *between), space)
+    return new_class  # type: ignore[no-any-return]
 
 
 def origin_of(home: type) -> type:
     """Return the class that defines the methods which a derived class, or one between, has rewritten."""
-    if issubclass(home, _Unregistered) and home.__bases__[0] is _Unregistered:
-        return home.__bases__[1]
-    original: type = vars(home).get("_hullo_written", (home, ()))[0]
-    return original
+    return home.__bases__[1] if issubclass(home.__bases__[0], _Unregistered) else home
 
 
 def written(module: nn.Module) -> tuple[type, tuple[NewMethod, ...]]:
