@@ -493,3 +493,11 @@ def test_decorator_that_refers_to_itself_is_kept() -> None:
     before = type(model).forward.calls
     model(torch.randn(2, 4))
     assert type(model).forward.calls == before + 1
+
+
+def test_replacing_twice_reports_existing_hulls() -> None:
+    model = hullo.replace_activations(nn.Sequential(nn.Linear(3, 4), nn.ReLU()))
+    with pytest.raises(ValueError, match="1 hulls already, such as 1, and no other activations"):
+        hullo.replace_activations(model)
+    with pytest.raises(ValueError, match=r"1 hulls already, .*2 \(sigmoid\)"):
+        hullo.replace_activations(model.append(nn.Sigmoid()))  # type: ignore[operator]

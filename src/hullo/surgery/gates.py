@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ast
 import copy
-import types
 from collections import Counter
-from collections.abc import Iterator
+from typing import Any
 
 from torch import nn
 
@@ -46,59 +45,39 @@ def fuse_gates(model: nn.Module) -> nn.Module:
         )
     """
     named_hulls("fuse_gates", model)
-    uses_of = Counter(
-        id(module) for _, module in model.named_modules(remove_duplicate=False) if isinstance(module, Hull)
-    )
-    products = [
-        (owner, name, text)
-        for owner in model.modules()
-        for name, child in owner._modules.items()
-        if isinstance(child, Hull) and uses_of[id(child)] == 1
-        for text in _with_gate(owner, name)
-    ]
-    if not products:
+    uses = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False) if isinstance(module, Hull))
+    fused = 0
+    for owner in list(model.modules()):
+        for name, child in list(owner._modules.items()):
+            if isinstance(child, Hull) and uses[id(child)] == 1:
+                fused += _fuse(owner, name, child)
+    if not fused:
         raise ValueError(
-            "no forward of the model contains a product with a hull that can be fused, such as self.act(gate) * up; "
-            + _why_none(model, uses_of)
+            "no forward of the model contains a product with a hull that can be fused, such as self.act(gate) * up: "
+            "call replace_activations first, without share, or use hullo.GatedHull in your code"
         )
-    for owner, name, text in products:
-        home, method_name, function = method_of(type(owner), type(owner).forward.__code__)  # type: ignore[misc]
-        index = functions_in(vars(home)[method_name]).index(function)
-        owner.__class__ = rewritten(owner, [NewMethod(origin_of(home), method_name, ((index, text),))])
-        hull = owner._modules[name]
-        owner._modules[name] = GatedHull(hull).train(hull.training)  # type: ignore[arg-type, union-attr]
     return model
 
 
-def _why_none(model: nn.Module, uses_of: Counter[int]) -> str:
-    """Return why a model has no product to fuse, and what to do."""
-    if fused := sum(isinstance(module, GatedHull) for module in model.modules()):
-        return f"{fused} are fused already"
-    shared = next((name for name, hull in named_hulls("", model).items() if uses_of[id(hull)] > 1), None)
-    if shared is not None:
-        return f"the hull {shared} is shared by several sites, and only a hull at one site is fused: swap without share"
-    return "call replace_activations first, or use hullo.GatedHull in your code"
-
-
-def _with_gate(owner: nn.Module, name: str) -> Iterator[str]:
-    """Yield the text of a module's forward with a fused product, if it has exactly one with the hull of this name."""
-    function = type(owner).forward
-    is_plain = isinstance(function, types.FunctionType) and functions_in(function) == [function]
-    if "forward" in vars(owner) or not is_plain:
-        return
+def _fuse(owner: nn.Module, name: str, hull: Hull) -> bool:
+    """Fuse the product with a hull in the forward of a module; return False if that is not the hull's only use."""
+    function: Any = type(owner).forward
+    if "forward" in vars(owner) or functions_in(function) != [function]:
+        return False
     try:
-        tree = copy.deepcopy(parse(function))
+        nodes = [node for method in own_functions(type(owner)) for node in ast.walk(parse(method))]
     except LookupError:
-        return
-    others = {other.__code__.co_name: other for other in reversed(own_functions(type(owner))) if other is not function}
-    if any(name in other.__code__.co_names for key, other in others.items() if key not in ("forward", "__init__")):
-        return
-    owner_name = tree.args.args[0].arg if tree.args.args else ""
-    uses = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == name]
-    editor = _Gate(f"{owner_name}.{name}")
-    tree = editor.visit(tree)
-    if len(uses) == 1 and editor.count == 1:
-        yield ast.unparse(ast.fix_missing_locations(tree))
+        return False
+    mentions = [node for node in nodes if isinstance(node, ast.Attribute) and node.attr == name]
+    editor = _Gate(f"{function.__code__.co_varnames[0]}.{name}")
+    tree = editor.visit(copy.deepcopy(parse(function)))
+    if sum(isinstance(node.ctx, ast.Load) for node in mentions) != 1 or editor.count != 1:
+        return False
+    home, method_name, _ = method_of(type(owner), function.__code__)  # type: ignore[misc]
+    text = ast.unparse(ast.fix_missing_locations(tree))
+    owner.__class__ = rewritten(owner, [NewMethod(origin_of(home), method_name, ((0, text),))])
+    owner._modules[name] = GatedHull(hull).train(hull.training)
+    return True
 
 
 class _Gate(ast.NodeTransformer):

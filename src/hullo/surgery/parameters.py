@@ -31,8 +31,8 @@ def parameter_groups(
         model: any module with hulls, or a population.
         groups: existing parameters or parameter groups, such as those of ``timm.optim``. Coefficients are moved from
             each group to a new one with the same options, but without weight decay and with their own learning rate.
-            Coefficients that are not among them are not added; a warning says so if other parameters of the module
-            around them are given. By default these are all parameters of the model.
+            Coefficients that are not among them are not added; a warning says so if all are missing. By default these
+            are all parameters of the model.
         lr: learning rate of the other parameters; with `groups`, of the groups without their own.
         weight_decay: weight decay of the weights; one-dimensional parameters (biases, weights of normalizations) are
             then a group without weight decay. By default the optimizer's own applies to all but the coefficients.
@@ -71,7 +71,12 @@ def parameter_groups(
     else:
         given = [({} if lr is None else {"lr": lr}) | group for group in _as_groups(groups)]
         moved = [_only(group, lambda p: id(p) in own) for group in given]
-        _warn_of_missing(model, own, {id(_parameter(item)) for group in given for item in group["params"]})
+        if any(p.requires_grad for p in coefficients) and not any(group["params"] for group in moved):
+            warnings.warn(
+                "the given parameters have no coefficients, which an optimizer of them does not train; give "
+                "model.parameters(), listed after replace_activations, or add hullo.coefficient_parameters(model)",
+                stacklevel=2,
+            )
     made = [_only(group, lambda p: id(p) not in own) for group in given]
     for group in (group for group in moved if group["params"]):
         if "lr" in group:
@@ -84,25 +89,6 @@ def parameter_groups(
 
 def _is_population(model: nn.Module) -> bool:
     return hasattr(type(model), "coefficient_parameters")
-
-
-def _warn_of_missing(model: nn.Module, coefficients: set[int], given: set[int]) -> None:
-    """Warn about coefficients that are not given, although other parameters of the module around them are."""
-    missing: set[int] = set()
-    for name, hull in named_hulls("", model).items():
-        others: set[int] = set()
-        while name and not others:
-            name = name.rpartition(".")[0]
-            others = {id(parameter) for parameter in model.get_submodule(name).parameters()} - coefficients
-        if not others.isdisjoint(given):
-            missing |= {id(p) for p in coefficient_parameters(hull) if p.requires_grad} - given
-    if missing:
-        warnings.warn(
-            f"the given parameters lack {len(missing)} of {len(coefficients)} parameters of coefficients, which an "
-            "optimizer of them does not train; give model.parameters(), listed after replace_activations, or add "
-            "hullo.coefficient_parameters(part) to the parameters of a part",
-            stacklevel=3,
-        )
 
 
 def _parameter(item: Any) -> nn.Parameter:

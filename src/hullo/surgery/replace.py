@@ -16,7 +16,6 @@ from hullo.recognition.known import AMBIGUOUS, LEARNED, Reading
 from hullo.surgery.build import Channels, Factory, Recipe, Share, channel_dim_of, check_factory, starts_alike
 from hullo.surgery.edit import swap
 from hullo.surgery.find import called_twice, count_mentions, default_inputs, module_sites, observed_sites
-from hullo.surgery.optimizer_warning import expect_optimizer
 from hullo.surgery.prove import Comparison, NotProvenError
 from hullo.surgery.sites import Site, named_hulls
 from hullo.surgery.state import Inputs, Structure
@@ -141,7 +140,6 @@ def replace_activations(
     except BaseException:
         structure.restore()
         raise
-    expect_optimizer(model)
     for wrapper in reversed(wrappers):
         if type(wrapper).__name__ == "DistributedDataParallel":  # it reduces gradients of the parameters it began with
             options = {name: getattr(wrapper, name) for name in _DDP_OPTIONS}

@@ -108,36 +108,26 @@ def _is_split(calls: Group) -> bool:
     return any(len(set(lasts)) > 1 and len(set(Counter(lasts).values())) == 1 for lasts in runs.values())
 
 
-def _modes(group: Group) -> set[str]:
-    return {call.run[0] for call in group}
-
-
 def _join_modes(groups: list[Group]) -> list[Group]:
-    """Join groups of one module that run in one mode only, and take the place of each other."""
-    if len({mode for group in groups for mode in _modes(group)}) < 2:
-        return groups
-    by_owner: dict[int, list[Group]] = defaultdict(list)
+    """Join the groups of a module that run in training mode only with those that run in evaluation mode only.
+
+    They have to be the same functions in the same order; others are listed.
+    """
+    others: dict[int, Group] = {}  # what joins a group, by the id of its first call
+    by_owner: dict[int, dict[str, list[Group]]] = defaultdict(lambda: defaultdict(list))
     for group in groups:
-        by_owner[id(group[0].owner)].append(group)
-    joined: dict[int, Group] = {}  # the other group, by the id of the one that is kept
-    for own in by_owner.values():
-        pending: dict[str, list[Group]] = defaultdict(list)
-        for n in range(len(own) + 1):
-            if n < len(own) and len(_modes(own[n])) == 1:
-                pending[next(iter(_modes(own[n])))].append(own[n])
-                continue
-            first, second = (*pending.values(), [], [])[:2]
-            if first and second:
-                alike = [a[0].reading.known for a in first] == [b[0].reading.known for b in second]
-                for a, b in zip(first, second, strict=False) if alike else ():
-                    joined[id(a)] = b
-                if not alike:
-                    for item in (*first, *second):
-                        for call in item:
-                            call.reading = Reading(call.reading.known, _ONE_MODE)
-            pending.clear()
-    others = {id(group) for group in joined.values()}
-    return [group + joined.get(id(group), []) for group in groups if id(group) not in others]
+        modes = {call.run[0] for call in group}
+        if len(modes) == 1:
+            by_owner[id(group[0].owner)][modes.pop()].append(group)
+    for by_mode in by_owner.values():
+        first, second = (*by_mode.values(), [])[:2]
+        if [group[0].reading.known for group in first] == [group[0].reading.known for group in second]:
+            others |= {id(one[0]): other for one, other in zip(first, second, strict=True)}
+        elif second:
+            for call in (call for group in (*first, *second) for call in group):
+                call.reading = Reading(call.reading.known, _ONE_MODE)
+    taken = {id(group[0]) for group in others.values()}
+    return [group + others.get(id(group[0]), []) for group in groups if id(group[0]) not in taken]
 
 
 class Planner:
