@@ -40,11 +40,11 @@ class Tile(NamedTuple):
 
 
 TILES = {
-    "forward": Tile(128, 64, 4, 2),
-    "queries": Tile(64, 64, 4, 2),
-    "keys": Tile(64, 64, 4, 2),
+    "forward": Tile(64, 32, 4, 3),
+    "queries": Tile(64, 32, 4, 3),
+    "keys": Tile(32, 64, 4, 2),
 }
-"""For heads of 64 features in 16 bits, by what a kernel computes."""
+"""For heads of 64 features in 16 bits, by what a kernel computes, as measured on an H200."""
 
 
 def attend(
@@ -174,7 +174,7 @@ def _choose(kind: str, q: Tensor, rows: int, columns: int, features: int) -> Til
     if q.dtype == torch.float32:  # twice the memory, and products without tensor cores
         tile = Tile(32, 32, 4, 1)
     elif features > 64:
-        tile = tile._replace(rows=64, columns=32 if kind == "queries" else 64, warps=8 if kind == "keys" else 4)
+        tile = tile._replace(stages=2)
     return tile._replace(rows=min(tile.rows, _block(rows)), columns=min(tile.columns, _block(columns)))
 
 
@@ -217,8 +217,8 @@ def _in_words(COLUMNS: tl.constexpr):
 
     Of 16 neighboring columns, a thread has two beside each other, and two more eight further: here, four keys.
     """
-    column = tl.arange(0, COLUMNS)
-    return column // 16 * 16 + column % 8 // 2 * 4 + column % 16 // 8 * 2 + column % 2
+    column = tl.arange(0, COLUMNS)  # by bits: from quotients and remainders, Triton concludes that all are even
+    return (column & -16) | ((column & 6) << 1) | ((column & 8) >> 2) | (column & 1)
 
 
 @triton.jit
