@@ -36,7 +36,6 @@ ORDINARY = (Tensor, torch.nn.Parameter)
 are_transforms_active = torch._C._are_functorch_transforms_active
 tracing_state = torch._C._get_tracing_state  # of torch.jit.trace, None without it
 scripted_functions = torch.jit._state._python_cu.get_functions  # by torch.jit.script, in this process
-buffer_hooks = torch.nn.modules.module._global_buffer_registration_hooks  # called whenever a buffer is assigned
 is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # also by a transform that has ended
 is_legacy_batched = torch._C._functorch.is_legacy_batchedtensor  # by is_grads_batched of torch.autograd.grad
 keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # of the backward pass under way

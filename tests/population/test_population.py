@@ -316,7 +316,7 @@ class Counting(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.linear, self.norm, self.again = nn.Linear(3, 3), nn.BatchNorm1d(3), nn.BatchNorm1d(3, momentum=None)
+        self.linear, self.norm, self.again = nn.Linear(3, 3), nn.BatchNorm1d(3), nn.BatchNorm1d(3)
         for name in ("unread", "read", "viewed", "twice"):
             self.register_buffer(name, torch.zeros((), dtype=torch.int64))
 

@@ -112,13 +112,7 @@ def test_torch_compile_runs_a_population_without_compiling_it() -> None:
         torch.compile(population, backend="eager", fullgraph=True)(x)
 
 
-def test_compiled_modules_seeds_and_indices_are_rejected_by_name() -> None:
-    for change in (lambda net: net[0].compile(), lambda net: net.__setitem__(0, torch.jit.script(net[0]))):
-        networks = [nn.Sequential(nn.Linear(2, 2)) for _ in range(2)]
-        for network in networks:
-            change(network)
-        with pytest.raises(TypeError, match="module '0' of member 0 is compiled"):
-            Population(networks)
+def test_seeds_and_indices_are_rejected_by_name() -> None:
     with pytest.raises(TypeError, match=r"seeds=\[0\.2, 0\.7\]: give integers"):
         Population([nn.Linear(2, 2), nn.Linear(2, 2)], seeds=[0.2, 0.7])  # type: ignore[list-item]
     with pytest.raises(TypeError, match=r"population\['a'\]"):

@@ -52,13 +52,12 @@ class Norms(nn.Module):
         super().__init__()
         self.first = nn.Conv2d(3, 4, 3, padding="same", dilation=2, padding_mode="reflect", bias=False)
         self.depthwise, self.pointwise = nn.Conv2d(4, 4, 3, padding=1, groups=4), nn.Conv2d(4, 6, 1)
-        self.cumulative, self.fixed = nn.BatchNorm2d(6, momentum=None), nn.BatchNorm2d(4, affine=False)
-        self.untracked = nn.BatchNorm2d(6, track_running_stats=False)
+        self.fixed, self.untracked = nn.BatchNorm2d(4, affine=False), nn.BatchNorm2d(6, track_running_stats=False)
         self.instance = nn.InstanceNorm2d(6, affine=True, track_running_stats=True)
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu6(self.fixed(self.first(x)))
-        y = self.untracked(F.hardswish(self.cumulative(self.pointwise(self.depthwise(y)))))
+        y = self.untracked(F.hardswish(self.pointwise(self.depthwise(y))))
         return self.instance(y).square().mean([2, 3])
 
 

@@ -103,7 +103,7 @@ def _choose(population: Population) -> list[int]:
     for k, network in enumerate(population._empty):
         modules = [network.get_submodule(site.path) for site in population._sites]
         classes = [(type(module), getattr(module, "inplace", False)) for module in modules]
-        kinds.setdefault((*classes, *population._differences[k]), k)
+        kinds.setdefault((*classes, *population._kinds[k]), k)
     return sorted({*list(kinds.values())[: MOST_MEMBERS - 1], len(population) - 1})
 
 
@@ -300,7 +300,7 @@ def _outputs_by_module(program: Program) -> dict[tuple[str, int], list[fx.Node]]
     for node in program.graph.nodes:
         for key, (path, _) in node.meta.get("nn_module_stack", {}).items():
             inside.setdefault(key, []).append(node)
-            paths[key] = path
+            paths[key] = path.removeprefix("network").removeprefix(".")
     counts, result = Counter[str](), dict[tuple[str, int], list[fx.Node]]()
     for key, nodes in inside.items():
         own = set(nodes)

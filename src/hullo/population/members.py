@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import copy
-import functools
-import operator
+import io
+import pickle
 import types
 import weakref
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.utils import parametrize
 
 from hullo.population.sites import BOOKKEEPING, Site, read_site
+
+Kind = tuple[str, int]
+"""What networks of equal attributes have in common: how they differ from the first network, and which came first."""
 
 
 def make_members(factory: Callable[[], nn.Module], seeds: Sequence[int]) -> list[nn.Module]:
@@ -38,101 +39,75 @@ def fork_rng() -> AbstractContextManager[Any]:
     return torch.random.fork_rng(devices=range(torch.cuda.device_count()) if started else ())
 
 
-def compare(members: Sequence[nn.Module]) -> tuple[list[Site], list[tuple[str, ...]]]:
+def compare(members: Sequence[nn.Module]) -> tuple[list[Site], list[Kind]]:
     """Check that networks have one architecture; raise a ValueError that names a difference.
 
     Returns:
-        The sites of activations, and for each network a key that is equal for those with equal attributes, empty for
-        those of the first: what differs, and in which network first. Networks of different keys are traced one by one.
+        The sites of activations, and the kind of each network: networks of one kind have equal attributes, and one
+        graph.
     """
+    _check_values(members)
     sites: list[Site] = []
-    paths: list[str] = []
-    roles = [_Roles(member) for member in members]
-    for k, member in enumerate(members):
-        _check_member(k, member)
-    _compare_modules("", members, roles, sites, paths)
-    _check_unshared(members)
-    keys: list[tuple[str, ...]] = [()]
-    first: dict[tuple[str, ...], int] = {(): 0}  # the first network of each key
-    for k in range(1, len(members)):
-        found = {key: _find_difference(members, roles, j, k, paths) for key, j in first.items()}
-        equal = next((key for key, difference in found.items() if not difference), None)
-        keys.append((found[()], f"member {k}") if equal is None else equal)
-        first.setdefault(keys[-1], k)
-    return sites, keys
+    contents: list[dict[tuple[str, str], bytes]] = [{} for _ in members]
+    names = [
+        {id(item): name for name, item in (*m.named_parameters(), *m.named_buffers(), *m.named_modules())}
+        for m in members
+    ]
+    _compare_modules("", members, names, sites, contents)
+    first: dict[int, Kind] = {0: ("", 0)}  # the kinds by their first network
+    kinds = []
+    for k, own in enumerate(contents):
+        like = next((j for j in first if contents[j] == own), k)
+        if like == k and k:
+            path, name = next(key for key in contents[0] | own if contents[0].get(key) != own.get(key))
+            values = [
+                _shorten(getattr(member.get_submodule(path), name, "missing")) for member in (members[0], members[k])
+            ]
+            where = f"module {path!r}" if path else "the networks"
+            first[k] = (f"{where}: {name} is {' and '.join(values)}", k)
+        kinds.append(first[like])
+    return sites, kinds
 
 
 def _compare_modules(
-    path: str, modules: Sequence[nn.Module], roles: Sequence[_Roles], sites: list[Site], paths: list[str]
+    path: str,
+    modules: Sequence[nn.Module],
+    names: Sequence[Mapping[int, str]],
+    sites: list[Site],
+    contents: Sequence[dict[tuple[str, str], bytes]],
 ) -> None:
-    """Compare the members' modules at a path, and those inside them; collect sites, and the paths of other modules."""
-    reason, k = "", 0
-    for k, other in enumerate(modules):
-        reason = _structural_difference(modules[0], other)
-        if not reason and _is_layer(other):
-            reason = _attribute_difference(modules[0], other, _Equality(roles[0], roles[k]))
-        if reason:
-            break
-    if site := read_site(path, modules, are_alike=not reason):
+    """Compare the members' modules at a path, and those inside them; collect sites, and what other modules contain."""
+    reasons = {k: text for k, other in enumerate(modules) if (text := _structural_difference(modules[0], other))}
+    found = [_attributes(module, own) for module, own in zip(modules, names, strict=True)]
+    is_own = not type(modules[0]).__module__.startswith("torch.nn.")
+    if site := read_site(path, modules, are_alike=not reasons and (is_own or all(item == found[0] for item in found))):
         sites.append(site)
         return
-    if reason:
+    for k, reason in reasons.items():
         where = f"module {path!r}" if path else "the networks"
         raise ValueError(f"members 0 and {k} differ in {where}: {reason}; give networks of one architecture")
-    paths.append(path)
+    for own, attributes in zip(contents, found, strict=True):
+        own.update({(path, name): content for name, content in attributes.items()})
     for name, child in modules[0]._modules.items():
         if child is not None:
             children: Any = [module._modules[name] for module in modules]
-            _compare_modules(f"{path}.{name}" if path else name, children, roles, sites, paths)
+            _compare_modules(f"{path}.{name}" if path else name, children, names, sites, contents)
 
 
 def _structural_difference(first: nn.Module, other: nn.Module) -> str:
     """Return how two modules at the same path differ in class, tensors, mode or modules inside."""
     if _class_of(first) is not _class_of(other):
-        names = type(first).__name__, type(other).__name__
-        same = " of different code; swap activations in all of them, or in none" if names[0] == names[1] else ""
-        return f"{names[0]} and {names[1]}{same}"
-    for kind in ("_parameters", "_buffers"):
-        tensors, others = getattr(first, kind), getattr(other, kind)
-        if tensors.keys() != others.keys():
-            return f"only one has {min(tensors.keys() ^ others.keys())!r}"
-        for name, tensor in tensors.items():
-            if _kind(tensor) != _kind(others[name]):
-                return f"{name} is {_kind(tensor)} and {_kind(others[name])}"
+        one, two = type(first).__name__, type(other).__name__
+        return f"{one} and {two}{' of different code; swap activations in all of them, or in none' * (one == two)}"
+    for kind in ("_parameters", "_buffers", "_modules"):
+        items, others = getattr(first, kind), getattr(other, kind)
+        if items.keys() != others.keys():
+            return f"only one has {min(items.keys() ^ others.keys())!r}"
+        for name, tensor in items.items():
+            if kind != "_modules" and _describe(tensor) != _describe(others[name]):
+                return f"{name} is {_describe(tensor)} and {_describe(others[name])}"
     if first.training != other.training:
         return "one is in training mode and one in evaluation mode; call train() or eval() on all members"
-    if first._modules.keys() != other._modules.keys():
-        return f"only one has the module {min(first._modules.keys() ^ other._modules.keys())!r}"
-    return ""
-
-
-def _is_layer(module: nn.Module) -> bool:
-    """Return whether a module is one of PyTorch's, without a dropout rate."""
-    return type(module).__module__.startswith("torch.nn.") and not isinstance(module, _DROPOUTS)
-
-
-def _find_difference(
-    members: Sequence[nn.Module], roles: Sequence[_Roles], j: int, k: int, paths: Sequence[str]
-) -> str:
-    """Return the first attribute in which members j and k differ, in modules at some paths."""
-    equality = _Equality(roles[j], roles[k])
-    for path in paths:
-        if reason := _attribute_difference(members[j].get_submodule(path), members[k].get_submodule(path), equality):
-            return f"module {path!r}: {reason}" if path else f"the networks: {reason}"
-    return ""
-
-
-def _attribute_difference(first: nn.Module, other: nn.Module, equality: _Equality) -> str:
-    """Return the first attribute or forward hook in which two modules differ."""
-    one, two = ({k: v for k, v in vars(item).items() if k not in BOOKKEEPING} for item in (first, other))
-    if one.keys() != two.keys():
-        return f"only one has the attribute {min(one.keys() ^ two.keys())!r}"
-    for name, value in one.items():
-        if not equality.holds(value, two[name]):
-            return f"{name} is {_shorten(value)} and {_shorten(two[name])}"
-    for name in ("_forward_hooks", "_forward_pre_hooks"):
-        if not equality.holds(list(getattr(first, name).values()), list(getattr(other, name).values())):
-            return f"they have different {name.strip('_').replace('_', ' ')}"
     return ""
 
 
@@ -142,7 +117,7 @@ def _class_of(module: nn.Module) -> type:
     return kind.__bases__[0] if parametrize.is_parametrized(module) else kind
 
 
-def _kind(tensor: Tensor | None) -> str:
+def _describe(tensor: Tensor | None) -> str:
     if tensor is None:
         return "None"
     frozen = "" if tensor.requires_grad or not isinstance(tensor, nn.Parameter) else ", frozen"
@@ -154,91 +129,62 @@ def _shorten(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-class _Roles(dict[int, str]):
-    """Name the parameters, buffers and modules of a network, by identity."""
-
-    def __init__(self, network: nn.Module) -> None:
-        named = (*network.named_parameters(), *network.named_buffers(), *network.named_modules())
-        super().__init__((id(item), name) for name, item in named)
-
-
-class _Equality:
-    """Compare attributes of two networks by content; registered tensors and modules are equal if their names are."""
-
-    def __init__(self, first_roles: _Roles, second_roles: _Roles) -> None:
-        self.first_roles, self.second_roles = first_roles, second_roles
-        self.seen: dict[tuple[int, int], tuple[Any, Any]] = {}  # keeps the objects alive, and thus their ids unique
-
-    def holds(self, one: Any, other: Any) -> bool:
-        """Return whether two attributes are equal."""
-        if one is other or (id(one), id(other)) in self.seen:  # there may be reference cycles
-            return True
-        if type(one) is not type(other):
-            return False
-        if id(one) in self.first_roles or id(other) in self.second_roles:
-            return self.first_roles.get(id(one)) == self.second_roles.get(id(other))
-        if isinstance(one, Tensor):
-            return one.shape == other.shape and one.dtype == other.dtype and bool(one.equal(other))
-        if isinstance(one, (int, float, complex, str, bytes)):
-            return bool(one == other) or (one != one and other != other)  # nan
-        self.seen[id(one), id(other)] = one, other
-        if isinstance(one, Mapping):
-            return one.keys() == other.keys() and all(self.holds(one[key], other[key]) for key in one)
-        if isinstance(one, (list, tuple, deque)):
-            return len(one) == len(other) and all(map(self.holds, one, other))
-        if type(one) in _PARTS:
-            return all(self.holds(part(one), part(other)) for part in _PARTS[type(one)])
-        if hasattr(one, "dtype") and hasattr(one, "shape"):  # arrays
-            return (one.shape, one.dtype) == (other.shape, other.dtype) and bool((one == other).all())
-        if one == other:  # of classes with an equality of their own
-            return True
-        return hasattr(one, "__dict__") and self.holds(vars(one), vars(other))
+def _attributes(module: nn.Module, names: Mapping[int, str]) -> dict[str, bytes]:
+    """Return the attributes and forward hooks of a module by name, each as bytes that are equal for equal contents."""
+    found = {name: value for name, value in vars(module).items() if name not in BOOKKEEPING}
+    hooks = {name: list(getattr(module, name).values()) for name in ("_forward_hooks", "_forward_pre_hooks")}
+    return {name: _content(value, names) for name, value in (found | hooks).items()}
 
 
-def _closure(function: Any) -> list[Any]:
-    """Return the closure variables of a function."""
-    return [cell.cell_contents for cell in function.__closure__ or ()]
+def _content(value: Any, names: Mapping[int, str]) -> bytes:
+    file = io.BytesIO()
+    try:
+        _ContentPickler(file, names).dump(value)
+    except Exception:  # whatever an object of any class raises: `check` finds out whether it matters
+        return b""
+    return file.getvalue()
 
 
-_DROPOUTS = (_DropoutNd, nn.MultiheadAttention, nn.RNNBase)
+class _ContentPickler(pickle.Pickler):
+    """Write what an object contains: registered tensors and modules as their names, functions as their code."""
 
-_PARTS: dict[type, tuple[Callable[[Any], Any], ...]] = {
-    types.FunctionType: (*map(operator.attrgetter, ("__code__", "__defaults__", "__kwdefaults__")), _closure),
-    types.MethodType: (operator.attrgetter("__func__"), operator.attrgetter("__self__")),
-    functools.partial: tuple(map(operator.attrgetter, ("func", "args", "keywords"))),
-    weakref.ReferenceType: (operator.methodcaller("__call__"),),
-}
-"""The parts to compare of objects whose == compares identities."""
+    def __init__(self, file: io.BytesIO, names: Mapping[int, str]) -> None:
+        super().__init__(file)
+        self.fast = True  # writes what occurs twice like two equal objects
+        self.names = names
 
-
-def _check_member(k: int, member: nn.Module) -> None:
-    """Raise an error for a network without Python code, or without values."""
-    for path, module in member.named_modules():
-        is_scripted = isinstance(module, torch.jit.ScriptModule) or type(module).__name__ == "OptimizedModule"
-        what = f"module {path!r} of member {k}" if path else f"member {k}"
-        if is_scripted or module._compiled_call_impl is not None:
-            raise TypeError(f"{what} is compiled, a {type(module).__name__}; give the network before it is compiled")
-        hooked = [name for name, item in module._parameters.items() if item is not None and item._backward_hooks]
-        if module._backward_hooks or module._backward_pre_hooks or hooked:
-            raise ValueError(f"{what} has a backward hook, which a population would not call; remove it")
-    for name, tensor in (*member.named_parameters(), *member.named_buffers()):
-        if torch.nn.parameter.is_lazy(tensor):
-            raise ValueError(f"{name} of member {k} is not initialized yet; call the network once on example inputs")
-        if tensor.is_meta:
-            raise ValueError(f"{name} of member {k} is on the meta device, without values; make it on a CPU or GPU")
-        if tensor.layout != torch.strided:
-            raise ValueError(f"{name} of member {k} is sparse; register a dense tensor")
+    def persistent_id(self, item: Any) -> Any:
+        if id(item) in self.names:
+            return self.names[id(item)]
+        if isinstance(item, Tensor):
+            return item.dtype, item.tolist()
+        if isinstance(item, types.FunctionType):
+            return (
+                item.__code__,
+                item.__defaults__,
+                item.__kwdefaults__,
+                [c.cell_contents for c in item.__closure__ or ()],
+            )
+        if isinstance(item, types.CodeType):
+            return item.co_code, item.co_names, item.co_consts
+        if isinstance(item, weakref.ref):
+            return ("a reference", item())
+        return (item.__qualname__, id(item)) if isinstance(item, type) else None
 
 
-def _check_unshared(members: Sequence[nn.Module]) -> None:
-    """Raise an error if members share tensors: each gets its own copy."""
+def _check_values(members: Sequence[nn.Module]) -> None:
+    """Raise an error for tensors without values, and for members that share tensors: each gets its own copy."""
     owners: dict[int, tuple[int, str]] = {}
     for k, member in enumerate(members):
         for name, tensor in (*member.named_parameters(), *member.named_buffers()):
-            owner, shared_name = owners.setdefault(id(tensor), (k, name))
-            if owner != k:
+            if torch.nn.parameter.is_lazy(tensor) or tensor.is_meta:
                 raise ValueError(
-                    f"members {owner} and {k} share {shared_name}; make a network per member, or copy.deepcopy one"
+                    f"{name} of member {k} has no values yet; call the network once, or move it to a device"
+                )
+            owner = owners.setdefault(id(tensor), (k, name))
+            if owner[0] != k:
+                raise ValueError(
+                    f"members {owner[0]} and {k} share {owner[1]}; make a network per member, or copy.deepcopy one"
                 )
 
 

@@ -34,7 +34,7 @@ from hullo.population.rules import Context
 from hullo.population.sites import share_sites
 from hullo.population.trace.export import register_dataclasses
 from hullo.population.trace.graph import Graph
-from hullo.population.trace.reader import read_members
+from hullo.population.trace.members import read_members
 from hullo.population.values import Value
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Population(nn.Module):
         seeds = _read_seeds(range(len(networks)) if seeds is None else seeds)
         if len(seeds) != len(networks):
             raise ValueError(f"{len(networks)} members need as many seeds, got {len(seeds)}")
-        sites, self._differences = compare(networks)
+        sites, self._kinds = compare(networks)
         self._sites = share_sites(sites, shared_hulls)
         self._empty = [empty_copy(network) for network in networks]
         self._aliases = aliases_of(networks[0])
@@ -221,7 +221,7 @@ class Population(nn.Module):
                 _register(self.stacked, name, part)
             self.seeds, self.steps = self.seeds[at], self.steps[at]
         modes = {path: module.training for path, module in self._empty[0].named_modules()}
-        self._empty, self._differences = [self._empty[k] for k in kept], [self._differences[k] for k in kept]
+        self._empty, self._kinds = [self._empty[k] for k in kept], [self._kinds[k] for k in kept]
         for path, module in self._empty[0].named_modules():
             module.training = modes.get(path, module.training)
         self._sites = self.activations.sites
@@ -429,7 +429,7 @@ class Population(nn.Module):
     def _read_graph(self, leaves: Sequence[Any], spec: Any) -> Graph:
         """Return the graph of the members for example inputs; raise the networks' own exceptions."""
         examples = [self._in_own_precision(item).select(0) if isinstance(item, Value) else item for item in leaves]
-        return read_members(self.__getitem__, self._sites, self._differences, self.seeds.device, examples, spec)
+        return read_members(self.__getitem__, self._sites, self._kinds, self.seeds.device, examples, spec)
 
     def _in_own_precision(self, value: Value) -> Value:
         """Return an input; under autocast in the networks' dtype, since autocast is off in a trace."""

@@ -21,9 +21,9 @@ from hullo.population.fusion import Fusion, find_fusions
 from hullo.population.rules import RULES, Context, arguments, noise, norms, recurrent, shapes  # noqa: F401  (they register rules)
 from hullo.population.rules.strides import STRIDED, call_strided
 from hullo.population.sites import Site
-from hullo.population.trace.dropout_rates import with_rates
 from hullo.population.trace.export import LoweringError, at_source, source_of
 from hullo.population.trace.graph import SITE, Graph
+from hullo.population.trace.members import with_rates
 from hullo.population.values import (
     Value,
     call_looped,
@@ -106,7 +106,7 @@ class Program:
         values = fx.node.map_arg(self.graph.nodes[-1].args[0], env.__getitem__)
         outputs = map_values(lambda value: _in_order(value.own(members).at(0, members)), values)
         outputs, assigned = pytree.tree_unflatten(list(outputs), self.graph.output_spec)
-        for name, new in zip(self.graph.assigned, assigned, strict=True):
+        for name, new in assigned.items():
             tensors[name].tensor.copy_(new)
         return outputs
 

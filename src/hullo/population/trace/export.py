@@ -21,79 +21,55 @@ import torch.utils._pytree as pytree
 from torch import Tensor, fx, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from hullo._compat import buffer_hooks
 from hullo.population.images import AugmentedImages
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]+\n\s*(?P<code>[^\n]+)')
 _HERE = os.path.dirname(os.path.dirname(__file__))
 _OWN = os.path.dirname(_HERE)
-LOCK = threading.RLock()  # one network at a time is traced, or called while hooks on buffers are there
+_LOCK = threading.Lock()  # one network at a time is traced, since a trace sets options of PyTorch
 
 
 class LoweringError(RuntimeError):
     """Report which operation of a network cannot be computed for all members at once, and its line of source code."""
 
 
-def export(
-    network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[torch.export.ExportedProgram, list[str]]:
+def export(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.export.ExportedProgram:
     """Trace a network on example inputs; a LoweringError says what cannot be traced, and where.
 
-    Return a program and the names of the buffers to which forward assigns tensors. The program returns what the network
-    returns, and these tensors.
+    In the program, the network is the module "network". It returns what the network returns, and a dictionary of the
+    tensors that forward assigns to buffers.
     """
-    with LOCK, _returning_assigned(network) as assigned:
-        try:
-            with _silenced(), _traceable():
-                return torch.export.export(network, args, kwargs, strict=False), assigned
-        except LoweringError:
-            raise
-        except Exception as error:
-            raise LoweringError(f"{_explain(network, error)}{_line_of(error)}") from error
+    try:
+        with _LOCK, _silenced(), _traceable():
+            return torch.export.export(_Root(network), args, kwargs, strict=False)
+    except LoweringError:
+        raise
+    except Exception as error:
+        raise LoweringError(f"{_explain(network, error)}{_line_of(error)}") from error
 
 
-@contextmanager
-def _returning_assigned(network: nn.Module) -> Iterator[list[str]]:
-    """Let forward assign tensors to buffers: it returns them, besides its own outputs. Yield a list of their names.
+class _Root(nn.Module):
+    """Return what a network returns, and what it assigns to its buffers, which torch.export would refuse."""
 
-    torch.export does this only for the buffers of the root module, by a hook that is called at each assignment; that
-    hook is removed while forward runs.
-    """
-    before, during = dict(buffer_hooks), dict[int, Any]()  # the hooks without and with that of torch.export
-    buffers: dict[str, Tensor] = {}
-    assigned: list[str] = []
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
 
-    def begin(module: nn.Module, inputs: Any) -> None:
-        during.update(buffer_hooks)
-        buffer_hooks.clear()
-        assigned.clear()
-        buffers.update(network.named_buffers(remove_duplicate=False))
-
-    def end(module: nn.Module, inputs: Any, output: Any) -> Any:
-        tensors = []
-        for name, new in list(network.named_buffers(remove_duplicate=False)):
-            if (old := buffers.get(name)) is None or old.shape != new.shape:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        before = dict(self.network.named_buffers(remove_duplicate=False))
+        output, assigned = self.network(*args, **kwargs), dict[str, Tensor]()
+        for name, new in list(self.network.named_buffers(remove_duplicate=False)):
+            if (old := before.get(name)) is None or old.shape != new.shape:
                 raise LoweringError(
-                    f"the forward of {type(network).__name__} registers {name!r}, of shape {tuple(new.shape)}, which "
-                    "members do not have; call the networks once before they join"
+                    f"the forward of {type(self.network).__name__} registers {name!r}, of shape {tuple(new.shape)}, "
+                    "which members do not have; call the networks once before they join"
                 )
             if new is not old:
                 path, _, leaf = name.rpartition(".")
-                network.get_submodule(path)._buffers[leaf] = old
-                assigned.append(name)
-                tensors.append(new)
-        buffer_hooks.update(during)  # torch.export removes its own
+                self.network.get_submodule(path)._buffers[leaf] = old
+                assigned[name] = new
         register_dataclasses(output)
-        return output, tensors
-
-    hooks = [network.register_forward_pre_hook(begin, prepend=True), network.register_forward_hook(end)]
-    try:
-        yield assigned
-    finally:
-        buffer_hooks.clear()
-        buffer_hooks.update(before)
-        for hook in hooks:
-            hook.remove()
+        return output, assigned
 
 
 def register_dataclasses(tree: Any) -> None:
@@ -143,18 +119,14 @@ def _traceable() -> Iterator[None]:
 def _explain(network: nn.Module, error: Exception) -> str:
     """Return why a network cannot be traced."""
     text = str(error)
-    reason = text.strip().splitlines()[0] if text.strip() else type(error).__name__
+    reason = next(iter(text.strip().splitlines()), type(error).__name__)
     if "data-dependent" in text:
         reason = "its control flow depends on the values of tensors"
     elif "fake tensor in the exported program constant" in text:
         reason = "it reads .data of a tensor, or a tensor that an earlier call has stored; use .detach(), and no_grad()"
-    elif "not a known type" in text:
-        reason = f"{reason.partition(', which')[0]}; return tensors in a tuple, list, dictionary or dataclass"
-    elif any(frame.filename.endswith("eager_transforms.py") for frame in traceback.extract_tb(error.__traceback__)):
-        reason = "its forward calls torch.func; take derivatives of population(x) outside of the networks"
     return (
         f"cannot trace {type(network).__name__}: {reason}; a population needs networks that perform the same "
-        "operations for every input of one shape"
+        "operations for every input of one shape, and return tensors, perhaps in containers"
     )
 
 

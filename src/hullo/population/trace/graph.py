@@ -10,10 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import torch.utils._pytree as pytree
 from torch import Tensor, fx, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from hullo.gating import GatedHull
 from hullo.population.sites import Site
@@ -60,7 +58,7 @@ class Graph:
             context managers.
         inputs: the source of each placeholder: ("tensor", name) for parameters and buffers, ("constant", tensor),
             ("input", None).
-        output_spec: the nesting of outputs: those of the network, and a list of the tensors that it assigns to buffers.
+        output_spec: the nesting of outputs: those of the network, and the tensors that it assigns to buffers by name.
         changed: the placeholders of parameters and buffers that are written in place.
         assigned: the names of the buffers to which it assigns tensors.
         rates: the numbers in which members differ, such as dropout rates, by node and position among its arguments; one
@@ -82,17 +80,18 @@ def read_graph(network: nn.Module, sites: Sequence[Site], args: tuple[Any, ...],
     """
     disable_layerdrop_and_cache(network)
     network = _with_placeholders(network, sites)
-    program, assigned = export(network, args, kwargs)
+    program = export(network, args, kwargs)
     kinds = torch.export.graph_signature.InputKind
     inputs: dict[str, tuple[str, Any]] = {}
     graph = program.graph_module.graph
     placeholders = {node.name: node for node in graph.find_nodes(op="placeholder")}
     inside = tuple(f"{site.path}." if site.path else "" for site in sites)
     for spec in program.graph_signature.input_specs:
-        if spec.kind in (kinds.PARAMETER, kinds.BUFFER) and spec.target.startswith(inside):
-            _remove_unused(placeholders[spec.arg.name], spec.target)
+        name = (spec.target or "").removeprefix("network.")
+        if spec.kind in (kinds.PARAMETER, kinds.BUFFER) and name.startswith(inside):
+            _remove_unused(placeholders[spec.arg.name], name)
         elif spec.kind in (kinds.PARAMETER, kinds.BUFFER):
-            inputs[spec.arg.name] = ("tensor", spec.target)
+            inputs[spec.arg.name] = ("tensor", name)
         elif spec.kind == kinds.CONSTANT_TENSOR:
             inputs[spec.arg.name] = _classify_constant(program.constants[spec.target], network)
         elif spec.kind == kinds.USER_INPUT:
@@ -104,7 +103,10 @@ def read_graph(network: nn.Module, sites: Sequence[Site], args: tuple[Any, ...],
             )
     _inline_regions(program.graph_module)
     changed = Rewriter(graph, inputs).changed
-    return Graph(list(graph.nodes), inputs, program.call_spec.out_spec, changed, assigned)
+    spec = program.call_spec.out_spec
+    outputs: Any = graph.output_node().args[0]
+    _, assigned = pytree.tree_unflatten([getattr(item, "meta", {}).get("val", item) for item in outputs], spec)
+    return Graph(list(graph.nodes), inputs, spec, changed, list(assigned))
 
 
 _REGIONS: dict[str, tuple[Any, int]] = {
@@ -175,8 +177,6 @@ def _with_placeholders(network: nn.Module, sites: Sequence[Site]) -> nn.Module:
             module.forward = functools.partial(_gate, module)  # type: ignore[method-assign]
         elif isinstance(module, nn.EmbeddingBag):
             module.sparse = False  # gradients of stacked weights are dense
-        elif isinstance(module, _BatchNorm) and module.momentum is None and module.training:
-            module.forward = functools.partial(_normalize_cumulatively, module)  # type: ignore[method-assign]
     return network
 
 
@@ -210,16 +210,3 @@ def disable_layerdrop_and_cache(network: nn.Module) -> None:
 def _gate(module: GatedHull, gate: Tensor, up: Tensor) -> Tensor:
     product: Tensor = module.hull(gate) * up
     return product
-
-
-def _normalize_cumulatively(module: _BatchNorm, input: Tensor) -> Tensor:  # noqa: A002
-    """Normalize as a batch norm without momentum does, whose running statistics are means over all batches."""
-    if module.running_mean is not None and module.running_var is not None:
-        assert module.num_batches_tracked is not None  # noqa: S101
-        module.num_batches_tracked.add_(1)
-        with torch.no_grad():
-            new = torch.var_mean(input, [dim for dim in range(input.dim()) if dim != 1])
-            share = 1 / module.num_batches_tracked.to(new[0].dtype)
-            for running, batch in zip((module.running_var, module.running_mean), new, strict=True):
-                running.mul_(1 - share).add_(batch * share)
-    return F.batch_norm(input, None, None, module.weight, module.bias, True, 0.0, module.eps)

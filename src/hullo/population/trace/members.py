@@ -1,0 +1,161 @@
+"""Trace the members of a population into one graph.
+
+Members of one kind, with equal attributes, have one graph. Those of several kinds, such as other dropout rates, are
+traced once per kind: their graphs must be equal apart from rates, and from numbers in elementwise operations, such as
+the division by `1 - rate` of a dropout that a network computes itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor, fx, nn
+
+from hullo._compat import are_transforms_active, without_saved_tensor_hooks
+from hullo.population.members import Kind, fork_rng
+from hullo.population.rules import arguments
+from hullo.population.rules.recurrent import OPERATORS
+from hullo.population.sites import Site
+from hullo.population.trace.export import LoweringError, at_source
+from hullo.population.trace.graph import Graph, read_graph
+from hullo.population.values import Value
+
+aten = torch.ops.aten
+RATES: dict[Any, int] = {
+    aten.dropout.default: 1,
+    aten.feature_dropout.default: 1,
+    aten.alpha_dropout.default: 1,
+    aten.feature_alpha_dropout.default: 1,
+    aten.bernoulli.p: 1,
+    aten.scaled_dot_product_attention.default: 4,
+    **dict.fromkeys(OPERATORS, 5),
+}
+"""The positions of the rate in the arguments of operators."""
+
+
+def read_members(
+    member: Callable[[int], nn.Module],
+    sites: Sequence[Site],
+    kinds: Sequence[Kind],
+    device: torch.device,
+    examples: Sequence[Any],
+    spec: Any,
+) -> Graph:
+    """Return the graph of all members for one member's inputs; raise the networks' own exceptions.
+
+    Args:
+        member: returns a copy of member k.
+        sites: the activations.
+        kinds: the kind of each member.
+        device: the device of the members.
+        examples, spec: the leaves and the structure of all arguments.
+    """
+    if are_transforms_active():
+        raise LoweringError(
+            "networks are traced in the first call for a shape, which cannot be inside of torch.func: call the "
+            "population in evaluation mode once before"
+        )
+
+    def copy_arguments() -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments anew: a forward may change them."""
+        cloned = [item.clone() if isinstance(item, Tensor) else item for item in examples]
+        args, kwargs = pytree.tree_unflatten(cloned, spec)
+        return args, kwargs
+
+    graphs = {}
+    for kind in dict.fromkeys(kinds):
+        k = kinds.index(kind)
+        autocast = torch.autocast(device.type, enabled=False)
+        grad_mode = torch.set_grad_enabled(torch.is_grad_enabled())
+        with torch.inference_mode(False), grad_mode, autocast, without_saved_tensor_hooks():
+            args, kwargs = copy_arguments()
+            with fork_rng():  # a call raises the network's own exceptions, and fills its caches with values
+                member(k)(*args, **kwargs)
+            graphs[kind] = read_graph(member(k), sites, *copy_arguments())
+    return graphs[kinds[0]] if len(graphs) == 1 else _merge(graphs, kinds, device)
+
+
+class _Operation(NamedTuple):
+    """Hold a node, a description that must be the same in all graphs, and the numbers that may differ, by position."""
+
+    node: fx.Node
+    description: str
+    numbers: dict[int, float]
+
+
+def _merge(graphs: Mapping[Kind, Graph], kinds: Sequence[Kind], device: torch.device) -> Graph:
+    """Return the first member's graph, with one number per member where the other graphs have other ones."""
+    operations = {kind: list(_describe(graph)) for kind, graph in graphs.items()}
+    for kind in graphs:
+        for one, two in itertools.zip_longest(operations[kinds[0]], operations[kind]):
+            if one is None or two is None or one.description != two.description:
+                raise ValueError(
+                    f"members 0 and {kinds.index(kind)} differ in {kind[0] or kinds[0][0]}, which changes more than a "
+                    f"rate of dropout or a factor{at_source((one or two).node)}; give networks of one architecture (a "
+                    "rate of zero may skip operations: give a small one instead)"
+                )
+    rates: dict[fx.Node, dict[int, Tensor]] = {}
+    for each in zip(*(operations[kind] for kind in kinds), strict=True):
+        node = each[0].node
+        for position in each[0].numbers:
+            own = [operation.numbers[position] for operation in each]
+            if len({*own}) > 1:
+                rates.setdefault(node, {})[position] = torch.tensor(own, dtype=_dtype(node, own), device=device)
+    for node, positions in rates.items():  # positional arguments, and no number that a fusion accepts
+        given = arguments(node)
+        args = [*node.args, *list(given.values())[len(node.args) : max(positions) + 1]]
+        node.kwargs = {name: item for name, item in node.kwargs.items() if name not in list(given)[: len(args)]}
+        node.args = tuple(torch.nan if position in positions else item for position, item in enumerate(args))
+    return replace(graphs[kinds[0]], rates=rates)
+
+
+def with_rates(node: fx.Node, args: Sequence[Any], rates: Mapping[int, Tensor]) -> Sequence[Any]:
+    """Return the arguments of a node with a number per member at some positions."""
+    own = {position: numbers if node.target in RATES else Value(numbers, 0) for position, numbers in rates.items()}
+    return [own.get(position, item) for position, item in enumerate(args)]
+
+
+def _describe(graph: Graph) -> Iterator[_Operation]:
+    index = {node: i for i, node in enumerate(graph.nodes)}
+    for node in graph.nodes:
+        given: dict[Any, Any] = dict(enumerate(node.args))
+        numbers = {}
+        if isinstance(node.target, torch._ops.OpOverload):
+            given = dict(enumerate(arguments(node).values()))
+            numbers = {position: given.pop(position) for position in _positions(node, given)}
+        source = graph.inputs.get(node.name)
+        if source is not None and source[0] == "constant":
+            source = ("constant", source[1].tolist())
+        name = "" if node.op == "placeholder" else str(node.target)
+        described = fx.node.map_arg(given, lambda item: f"node {index[item]}")
+        dtype = getattr(node.meta.get("val"), "dtype", None)
+        yield _Operation(node, repr((node.op, name, described, source, dtype)), numbers)
+
+
+def _positions(node: fx.Node, given: Mapping[int, Any]) -> list[int]:
+    """Return the positions of the arguments of a node in which members may differ: rates and factors."""
+    target: Any = node.target
+    if target in RATES:
+        return [RATES[target]]
+    if torch.Tag.pointwise not in target.tags:
+        return []
+    types = [str(argument.type) for argument in target._schema.arguments]
+    return [i for i, item in given.items() if type(item) in (int, float) and types[i] == "Tensor"]
+
+
+def _dtype(node: fx.Node, numbers: Sequence[Any]) -> torch.dtype:
+    """Return the type in which an elementwise operation computes with numbers; float64 for rates."""
+    if node.target in RATES:
+        return torch.float64
+    inputs = [item.meta["val"].dtype for item in node.all_input_nodes]
+    if any(dtype.is_floating_point or dtype.is_complex for dtype in inputs):
+        least = torch.float32
+    else:
+        least = torch.int64 if all(type(number) is int for number in numbers) else torch.get_default_dtype()
+    return functools.reduce(torch.promote_types, inputs, least)
