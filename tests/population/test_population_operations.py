@@ -45,19 +45,6 @@ def norm_with_new_statistics(net: Any, x: Tensor) -> Tensor:
     return F.batch_norm(net.a(x), mean, variance, training=True)
 
 
-def fill_diagonal(net: Any, x: Tensor) -> Tensor:
-    y = net.a(x)
-    return (y @ y.T).fill_diagonal_(-9.0).softmax(-1)
-
-
-def fill_diagonal_of_all(net: Any, x: Tensor) -> Tensor:
-    return net.a(x) + torch.zeros(6, 4, dtype=x.dtype).fill_diagonal_(1, wrap=True)
-
-
-def fill_wrapped_diagonal(net: Any, x: Tensor) -> Tensor:
-    return (net.a(x) * 1).fill_diagonal_(7, wrap=True)
-
-
 def select_rows(net: Any, x: Tensor) -> Tensor:
     return torch.relu(net.a(x[x.sum(-1) > -100]))
 
@@ -72,9 +59,6 @@ def select_rows(net: Any, x: Tensor) -> Tensor:
         copy_strided,
         norm_with_computed_statistics,
         norm_with_new_statistics,
-        fill_diagonal,
-        fill_diagonal_of_all,
-        fill_wrapped_diagonal,
         select_rows,
     ],
 )

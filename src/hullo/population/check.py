@@ -20,7 +20,7 @@ from hullo.population.members import fork_rng
 from hullo.population.program import Program
 from hullo.population.rules import Context
 from hullo.population.trace.export import register_dataclasses
-from hullo.population.trace.graph import disable_layerdrop_and_cache
+from hullo.population.trace.graph import disable_cache
 from hullo.population.values import Value
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class _Session:
         """Raise a ContractError for the first difference of a member alone; else note the differences."""
         alone = {k: self.population[k] for k in report.members}
         for network in alone.values():
-            disable_layerdrop_and_cache(network)
+            disable_cache(network)
 
         def observe(node: fx.Node, value: Any) -> None:
             if isinstance(value, Value):

@@ -84,9 +84,7 @@ class _Captured:
         if not _has_graphs(device):
             with self._checking():
                 return self.step(*args, **kwargs)
-        generations = [getattr(item, "generation", 0) for item in self.stateful]
-        if generations != self.generations:  # members were dropped, and with them what the graphs read
-            self.graphs, self.pool, self.generations = {}, None, generations
+        self._forget_old()
         key = (tuple(map(_kind, leaves)), str(spec), *self._modes(device))
         found = self.graphs.get(key)
         if found is None:
@@ -98,12 +96,20 @@ class _Captured:
                     stacklevel=2,
                 )
                 return self.step(*args, **kwargs)
-            found = self.graphs[key] = self._capture(leaves, spec, device)
+            found = self._capture(leaves, spec, device)
+            self._forget_old()  # a trace may change that, too
+            self.graphs[key] = found
         with torch.no_grad():
             for captured, new in zip(found.inputs, inputs, strict=True):
                 captured.copy_(new)
         found.graph.replay()
         return found.returned
+
+    def _forget_old(self) -> None:
+        """Forget graphs that read what is no longer there, such as members that were dropped."""
+        generations = [getattr(item, "generation", 0) for item in self.stateful]
+        if generations != self.generations:
+            self.graphs, self.pool, self.generations = {}, None, generations
 
     def _checking(self) -> AbstractContextManager[None]:
         """Check the populations on their inputs in the first step."""

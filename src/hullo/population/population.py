@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, overload
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, fx, nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from hullo._compat import backward_pass_id, is_exporting
 from hullo.population import checkpoint
@@ -110,27 +109,18 @@ class Population(nn.Module):
         self._programs: dict[Any, Program] = {}  # the most recently used one last
         self.copies: dict[str, Tensor] = {}  # copies of parameters in lower precision, made by an optimizer
         self.optimizers: list[weakref.ref[Optimizer]] = []  # which follow when members are dropped
-        self.generation = 0  # counts how often members were dropped
+        self.generation = 0  # counts changes that a captured step does not follow: of members and equal buffers
         self.numbers = list(range(len(networks)))  # of the members, among those that the population was made of
-        self.register_load_state_dict_post_hook(_refresh_copies)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_post_hook(_follow_state)  # type: ignore[no-untyped-call]
         self.first_sample = 0  # index of the first sample of a batch that is part of a larger one
         tensors = [tensors_of(network, self._sites) for network in networks]
-        running = {  # changed by training
-            name
-            for path, module in networks[0].named_modules()
-            if isinstance(module, _NormBase)
-            for name, _ in module.named_buffers(path, recurse=False)
-        }
         self.stacked = nn.Module()
-        self.shared = nn.Module()
         for name, first in tensors[0].items():
-            values = [member[name].detach() for member in tensors]
-            if isinstance(first, nn.Parameter):
-                _register(self.stacked, name, nn.Parameter(torch.stack(values), requires_grad=first.requires_grad))
-            elif name not in running and all(tensor.equal(values[0]) for tensor in values):
-                _register(self.shared, name, values[0].clone())
-            else:
-                _register(self.stacked, name, torch.stack(values))
+            stacked = torch.stack([member[name].detach() for member in tensors])
+            is_parameter = isinstance(first, nn.Parameter)
+            _register(self.stacked, name, nn.Parameter(stacked, first.requires_grad) if is_parameter else stacked)
+        self._changed: set[str] = set()  # the buffers that a forward pass changes
+        self._equal = self._equal_buffers()
         floats = [
             tensor for tensor in (*networks[0].parameters(), *networks[0].buffers()) if tensor.is_floating_point()
         ]
@@ -157,9 +147,8 @@ class Population(nn.Module):
         if isinstance(k, slice):
             return [self[i] for i in range(*k.indices(len(self)))]
         k = self._read_index(k)
-        stacked = dict(_named_tensors(self.stacked))
+        stacked = self._stacked()
         tensors = {name: tensor[k] for name, tensor in stacked.items()}
-        tensors |= dict(_named_tensors(self.shared))
         is_learned = {name: tensor.requires_grad for name, tensor in stacked.items()}
         for name, values, learned in self.activations.member_tensors(k):
             tensors[name], is_learned[name] = values, learned
@@ -214,7 +203,7 @@ class Population(nn.Module):
         activations = self.activations
         with torch.inference_mode(False), torch.no_grad():
             self.activations = activations.keep(kept)
-            for name, tensor in list(_named_tensors(self.stacked)):
+            for name, tensor in self._stacked().items():
                 part: Tensor = tensor.detach()[at]
                 if isinstance(tensor, nn.Parameter):
                     part = nn.Parameter(part, requires_grad=tensor.requires_grad)
@@ -418,13 +407,18 @@ class Population(nn.Module):
         if program is None:
             graph = self._read_graph(leaves, spec)
             program = Program(graph, self._sites, self.activations)
-            self.unshare(self._aliases[name] for name in program.mutated)
+            changed = {self._aliases[name] for name in program.mutated}
+            self.generation += bool(self._programs and changed & self._equal)
+            self._changed |= changed
+            self._equal -= changed
             if len(self._programs) == MAX_PROGRAMS:
                 del self._programs[next(iter(self._programs))]
         self._programs[key] = program
-        first = {name: Value(self.copies.get(name, tensor), 0) for name, tensor in _named_tensors(self.stacked)}
-        first |= {name: Value(tensor) for name, tensor in _named_tensors(self.shared)}
-        return program, {name: first[alias] for name, alias in self._aliases.items() if alias in first}
+        values = {
+            name: Value(tensor[0]) if name in self._equal else Value(self.copies.get(name, tensor), 0)
+            for name, tensor in self._stacked().items()
+        }
+        return program, {name: values[alias] for name, alias in self._aliases.items() if alias in values}
 
     def _read_graph(self, leaves: Sequence[Any], spec: Any) -> Graph:
         """Return the graph of the members for example inputs; raise the networks' own exceptions."""
@@ -438,35 +432,25 @@ class Population(nn.Module):
             return Value(value.tensor.to(dtype), value.dim)
         return value
 
-    def unshare(self, names: Iterable[str]) -> None:
-        """Give each member its own copy of buffers that the networks change, or that a state has for each member.
+    def _stacked(self) -> dict[str, Tensor]:
+        """Return the parameters and buffers by name, (K, ...)."""
+        return {**dict(self.stacked.named_parameters()), **dict(self.stacked.named_buffers())}
 
-        A population does that itself in its first forward pass, and before it loads a state.
-        """
-        shared = dict(_named_tensors(self.shared))
-        for name in shared.keys() & set(names):
-            path, _, leaf = name.rpartition(".")
-            del self.shared.get_submodule(path)._buffers[leaf]
-            with torch.inference_mode(False):
-                _register(self.stacked, name, shared[name].expand(len(self), *shared[name].shape).clone())
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Load a state in which members share other buffers than here: they come to differ in a forward pass."""
-        parts = {part: f"{prefix}{part}." for part in ("stacked", "shared")}
-        self.unshare(name.removeprefix(parts["stacked"]) for name in state_dict if name.startswith(parts["stacked"]))
-        for name, tensor in self.stacked.named_buffers():
-            given = state_dict.get(parts["shared"] + name)
-            if given is not None and given.shape == tensor.shape[1:]:
-                del state_dict[parts["shared"] + name]
-                state_dict[parts["stacked"] + name] = given.expand(tensor.shape).clone()
-        super()._load_from_state_dict(state_dict, prefix, *args)
+    def _equal_buffers(self) -> set[str]:
+        """Return the buffers that are equal in all members, and stay so: what they determine is computed once."""
+        named = self.stacked.named_buffers()
+        return {name for name, item in named if name not in self._changed and bool((item == item[:1]).all())}
 
     def extra_repr(self) -> str:
         return f"{len(self)} x {type(self._empty[0]).__name__}"
 
 
-def _refresh_copies(population: Population, keys: object) -> None:
+def _follow_state(population: Population, keys: object) -> None:
+    """Do what follows when a population has loaded a state."""
     population.refresh_copies()
+    equal = population._equal_buffers()
+    population.generation += equal != population._equal
+    population._equal = equal
 
 
 def _read_seeds(seeds: Iterable[int] | None) -> list[int]:
@@ -490,8 +474,3 @@ def _register(root: nn.Module, name: str, tensor: Tensor) -> None:
         root.register_parameter(leaf, tensor)
     else:
         root.register_buffer(leaf, tensor)
-
-
-def _named_tensors(root: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from root.named_parameters()
-    yield from root.named_buffers()

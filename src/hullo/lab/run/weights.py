@@ -44,7 +44,7 @@ class ChosenEpochs:
         current |= {f"{MORE}{name}": tensor for name, tensor in more.items()}
         for name, tensor in current.items():
             before = self.state.get(name)
-            if before is None or tensor.shape[:1] != (members,) or name.startswith("shared."):
+            if before is None or tensor.shape[:1] != (members,):
                 self.state[name] = tensor.clone()
             else:
                 chosen = is_best.to(tensor.device).view(-1, *[1] * (tensor.dim() - 1))

@@ -78,7 +78,7 @@ def read_graph(network: nn.Module, sites: Sequence[Site], args: tuple[Any, ...],
 
     The graph is valid only for inputs of the same shapes and for the current modes.
     """
-    disable_layerdrop_and_cache(network)
+    disable_cache(network)
     network = _with_placeholders(network, sites)
     program = export(network, args, kwargs)
     kinds = torch.export.graph_signature.InputKind
@@ -180,31 +180,12 @@ def _with_placeholders(network: nn.Module, sites: Sequence[Site]) -> nn.Module:
     return network
 
 
-class _Zero(float):
-    """A rate of zero: no random number is below it, which a comparison says without looking at the number."""
-
-    @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        if function in (Tensor.lt, Tensor.gt) and args[0].dim() == 0:
-            return function is Tensor.gt
-        plain = pytree.tree_map(lambda item: 0.0 if isinstance(item, cls) else item, (args, kwargs or {}))
-        return function(*plain[0], **plain[1])
-
-
-def disable_layerdrop_and_cache(network: nn.Module) -> None:
-    """Let models of transformers drop no layer where the rate is zero, and return no cache of keys and values.
-
-    Their code compares a random number with the rate even if that is zero.
-    """
-    configurations = [vars(module)["config"] for module in network.modules() if "config" in vars(module)]
-    for owner in (*network.modules(), *configurations):
-        if not any(kind.__module__.startswith("transformers.") for kind in type(owner).__mro__):
-            continue
-        settings = vars(owner)
-        zeros = [name for name, value in settings.items() if name.endswith("layerdrop") and type(value) in (int, float)]
-        settings.update({name: _Zero() for name in zeros if settings[name] == 0})
-        if settings.get("use_cache") is True:
-            settings["use_cache"] = False
+def disable_cache(network: nn.Module) -> None:
+    """Let models of transformers return no cache of keys and values."""
+    for module in network.modules():
+        config = vars(module).get("config")
+        if type(module).__module__.startswith("transformers.") and getattr(config, "use_cache", False):
+            config.use_cache = False
 
 
 def _gate(module: GatedHull, gate: Tensor, up: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ class _Memory:
 
     Args:
         origin: the value that was there first; it fills the storage.
-        contents: the node with its current value.
+        contents: the node with its current value, in the layout of `origin`.
         written, latest: the value that was written last, and the node with its current value.
         version: the number of writes.
     """
@@ -72,13 +72,15 @@ class Rewriter:
 
     def _memory(self, node: fx.Node) -> _Memory | None:
         storage = _storage(node)
-        return None if storage is None else self._memories.setdefault(storage, _Memory(node, node, node, node))
+        if storage is None:
+            return None
+        return self._memories.setdefault(storage, _Memory(node, node, node, node))
 
-    def _make(self, at: fx.Node, operator: Any, args: tuple[Any, ...], like: Tensor, **kwargs: Any) -> fx.Node:
+    def _make(self, at: fx.Node, operator: Any, args: tuple[Any, ...], like: fx.Node, **kwargs: Any) -> fx.Node:
         """Insert an operation, whose value is like another in the trace."""
         with self.graph.inserting_before(at):
             node = self.graph.call_function(operator, args, kwargs)
-        node.meta = {**at.meta, "val": like}
+        node.meta = {**at.meta, "val": like.meta["val"]}
         self._made.append(node)
         return node
 
@@ -90,54 +92,34 @@ class Rewriter:
         for value, current in ((memory.written, memory.latest), (memory.origin, memory.contents)):
             if _layout(item) == _layout(value):
                 return current
-        contents, place = self._locate(reader, item, memory)
-        return self._make(reader, aten.as_strided.default, (contents, *place), item.meta["val"])
+        return self._make(reader, aten.as_strided.default, _locate(item, memory), item)
 
     def _write(self, write: fx.Node, target: fx.Node) -> None:
         """Replace an operation by one that returns the new value of its target."""
         memory = self._memories[_storage(target)]
-        kind, _ = self.inputs.get(memory.origin.name, ("", ""))
+        origin = memory.origin
+        kind, _ = self.inputs.get(origin.name, ("", ""))
         if kind == "constant":
             raise LoweringError(
                 f"{write.target} writes to a tensor that is not registered{at_source(write)}; register it as a buffer"
             )
         full = new = self._new_value(write, target)
-        if _layout(target) != _layout(memory.origin):
-            contents, place = self._locate(write, target, memory)
-            full = self._make(write, aten.as_strided_scatter.default, (contents, new, *place), contents.meta["val"])
+        if _layout(target) != _layout(origin):
+            contents, *place = _locate(target, memory)
+            full = self._make(write, aten.as_strided_scatter.default, (contents, new, *place), origin)
         if kind != "tensor":
             memory.contents, memory.written, memory.latest = full, target, new
-        elif full is not memory.origin:
-            self._make(write, aten.copy_.default, (memory.origin, full), memory.origin.meta["val"])
-            self.changed.add(memory.origin)
+        elif full is not origin:
+            self._make(write, aten.copy_.default, (origin, full), origin)
+            self.changed.add(origin)
         memory.version += 1
-
-    def _locate(self, at: fx.Node, item: fx.Node, memory: _Memory) -> tuple[fx.Node, tuple[Any, ...]]:
-        """Return the contents of a memory, and the size, strides and offset of an item in them."""
-        shape, stride, offset, dtype = _layout(item)
-        whole = _layout(memory.origin)
-        if dtype != whole[3]:
-            raise LoweringError(f"a view of another type is written in place{at_source(item)}; compute a new tensor")
-        contents = memory.contents
-        if _layout(contents)[:2] != whole[:2]:
-            contents = self._make(at, aten.clone.default, (contents,), memory.origin.meta["val"])
-        return contents, (shape, stride, offset - whole[2] + _layout(contents)[2])
 
     def _new_value(self, write: fx.Node, target: fx.Node) -> fx.Node:
         """Return a node that computes the value that an operation writes."""
-        value = target.meta["val"]
-        make = partial(self._make, write, like=value)
-        if write.target is aten.fill_diagonal_.default:
-            current, number, wraps = arguments(write).values()
-            step = sum(value.stride())
-            size = [1 + (value.numel() - 1) // step if wraps else min(value.shape)]
-            numbers = make(aten.full.default, (size, number), dtype=value.dtype, device=value.device)
-            place = (size, [step], _layout(current)[2])
-            return make(aten.as_strided_scatter.default, (current, numbers, *place))
+        make = partial(self._make, write, like=target)
         if write.target is aten.copy_.default:
             source: Any = write.args[1]
-            copied = source.meta["val"]
-            if copied.shape == value.shape and copied.dtype == value.dtype:
+            if isinstance(source, fx.Node) and _is_alike(source, target):
                 memory = self._memory(source)
                 is_kept = memory is not None and self.inputs.get(memory.origin.name, ("",))[0] != "tensor"
                 return source if is_kept and not write.meta.get("regions") else make(aten.clone.default, (source,))
@@ -148,8 +130,8 @@ class Rewriter:
             )
         kwargs: dict[str, Any] = {name: item for name, item in write.kwargs.items() if name != "out"}
         node = make(operator, _positional(write), **kwargs)
-        if any(item.meta["val"].dtype != value.dtype for item in write.all_input_nodes):
-            return make(aten.to.dtype, (node, value.dtype))  # an in-place operation keeps the type
+        if any(item.meta["val"].dtype != target.meta["val"].dtype for item in write.all_input_nodes):
+            return make(aten.to.dtype, (node, target.meta["val"].dtype))  # an in-place operation keeps the type
         return node
 
 
@@ -161,16 +143,27 @@ def _storage(node: fx.Node) -> Any:
     try:
         return value.untyped_storage()._cdata
     except NotImplementedError:
-        what = "torch.vmap" if value.layout == torch.strided else "sparse tensors"
-        raise LoweringError(
-            f"forward uses {what}, whose values have no memory{at_source(node)}; use dense tensors, and operations on "
-            "batches such as torch.einsum"
-        ) from None
+        what = "sparse tensors or torch.vmap"
+        raise LoweringError(f"forward uses {what}{at_source(node)}; use dense tensors, operations on batches") from None
 
 
 def _layout(node: fx.Node) -> tuple[Any, ...]:
     value = node.meta["val"]
     return value.shape, value.stride(), value.storage_offset(), value.dtype
+
+
+def _is_alike(one: fx.Node, other: fx.Node) -> bool:
+    """Return whether two values have the same order in memory, so that one can take the place of the other."""
+    return _layout(one)[:2] == _layout(other)[:2] and _layout(one)[3] == _layout(other)[3]
+
+
+def _locate(item: fx.Node, memory: _Memory) -> tuple[Any, ...]:
+    """Return the contents of a memory, and the size, strides and offset of an item in them."""
+    shape, stride, offset, dtype = _layout(item)
+    whole = _layout(memory.origin)
+    if dtype != whole[3]:
+        raise LoweringError(f"a view of another type is written in place{at_source(item)}; compute a new tensor")
+    return memory.contents, shape, stride, offset - whole[2] + _layout(memory.contents)[2]
 
 
 def _written(node: fx.Node) -> fx.Node | None:
