@@ -210,6 +210,36 @@ def test_a_step_is_captured_again_after_members_were_dropped(fake: type[FakeGrap
     assert len(fake.made) == 2
 
 
+class Averaging(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x)
+        if self.training:
+            self.mean.add_(y.detach().mean(0))
+        return y - self.mean
+
+
+@pytest.mark.parametrize("by_training", [False, True])
+def test_a_step_is_captured_again_after_buffers_came_to_differ(fake: type[FakeGraph], by_training: bool) -> None:
+    population, x = Population(Averaging, seeds=range(2)).eval(), torch.randn(5, 4)
+    taken = capture(lambda x: population(x, in_dims=None).detach(), population, check=False)
+    taken(x)  # the buffers are equal, and computed with once
+    if by_training:
+        population.train()
+        taken(x)
+        taken(x)
+        population.eval()
+    else:
+        population.load_state_dict(population.state_dict() | {"stacked.mean": torch.arange(6.0).view(2, 3)})
+    expected = torch.stack([population[k](x) for k in range(2)])
+    torch.testing.assert_close(taken(x), expected)
+    assert len(fake.made) == (3 if by_training else 2)
+
+
 def test_a_failed_capture_leaves_the_state_as_it_was(fake: type[FakeGraph]) -> None:
     population, optimizer, step = regression()
     before = {name: tensor.clone() for name, tensor in (population.state_dict() | optimizer.state_dict()).items()}

@@ -91,7 +91,7 @@ def test_transformers_decoders_need_no_settings() -> None:
     }
     heads = {f"{part}_{name}": 2 for part in ("encoder", "decoder") for name in ("attention_heads", "ffn_dim")}
     config = transformers.BartConfig(**size, **heads)  # returns a cache
-    members = [transformers.BartForConditionalGeneration(config).double().eval() for _ in range(2)]
+    members = [transformers.BartForConditionalGeneration(config).double() for _ in range(2)]
     population = Population(members)
     tokens, labels = torch.randint(1, 23, (2, 3, 6)), torch.randint(1, 23, (2, 3, 4))
     found = population(input_ids=tokens, labels=labels).loss
@@ -101,8 +101,10 @@ def test_transformers_decoders_need_no_settings() -> None:
     small = transformers.GPT2Config(vocab_size=23, n_positions=8, n_embd=16, n_layer=1, n_head=2)
     decoders = Population([transformers.GPT2LMHeadModel(small) for _ in range(2)])
     assert decoders(input_ids=tokens).logits.shape == (2, 3, 6, 23)  # without labels, BART returns a cache, too
+    assert population[0].model.encoder.layerdrop == config.encoder_layerdrop == 0
+    members[0].model.encoder.layerdrop = members[1].model.encoder.layerdrop = 0.1
     with pytest.raises(LoweringError, match=r"values.*layerdrop"):
-        Population([member.train() for member in members])(input_ids=tokens, labels=labels)
+        Population(members)(input_ids=tokens, labels=labels)
 
 
 class Settings(nn.Module):
@@ -110,7 +112,7 @@ class Settings(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.config, self.use_cache = self, True
+        self.config, self.use_cache = Settings, True
 
     def forward(self, x: Tensor) -> Tensor:
         return x * (2 if self.use_cache else 3)

@@ -183,7 +183,7 @@ def _with_placeholders(network: nn.Module, sites: Sequence[Site]) -> nn.Module:
 def disable_cache(network: nn.Module) -> None:
     """Let models of transformers return no cache of keys and values."""
     for module in network.modules():
-        config = vars(module).get("config")
+        config: Any = vars(module).get("config")
         if type(module).__module__.startswith("transformers.") and getattr(config, "use_cache", False):
             config.use_cache = False
 
