@@ -38,7 +38,7 @@ class Candidate:
         name: as records spell it.
         label: as tables print it.
         make: builds the network from a seed.
-        edit: replaces its activations, given example inputs; None for the network as it is.
+        edit: replaces its activations, given example inputs and whether to prove it; None for the network as it is.
         scale: learning rate of the coefficients, as a multiple of that of the weights.
         group: candidates of one group can be in one population; None if no population can take the network.
     """
@@ -46,17 +46,17 @@ class Candidate:
     name: str
     label: str
     make: Callable[[int], nn.Module]
-    edit: Callable[[nn.Module, Tensor | None], object] | None = None
+    edit: Callable[[nn.Module, Tensor | None, bool], object] | None = None
     scale: float = 1.0
     group: int | None = 0
 
-    def build(self, seed: int, example: Tensor | None) -> nn.Module:
+    def build(self, seed: int, example: Tensor | None, *, prove: bool = False) -> nn.Module:
         """Return the network, initialized from a seed; the weights are the same for all candidates."""
         network = self.make(seed)
         if self.edit is not None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # an optimizer is made later
-                self.edit(network, example)
+                self.edit(network, example if prove or example is None else example[:2], prove)
         return network
 
     def plain(self, network: nn.Module) -> nn.Module:
@@ -91,7 +91,7 @@ def prepare(
         if candidate.name in found:
             continue
         try:
-            built = candidate.build(0, example)
+            built = candidate.build(0, example, prove=True)
             if candidate.name == HULL:
                 spelled = find_layers(built)[0]
                 if not spelled:
@@ -141,8 +141,8 @@ def _read(original: Candidate, item: Any) -> Candidate:
         row = ActivationSpec.parse(item)
         scale = 1.0 if row == PRELU or not row.learns else COEFFICIENT_LR_SCALE
 
-        def apply(network: nn.Module, example: Tensor | None) -> None:
-            apply_activation(network, row, example)
+        def apply(network: nn.Module, example: Tensor | None, prove: bool) -> None:
+            apply_activation(network, row, example, compare=prove)
 
         return replace(original, name=str(row), label=str(row), edit=apply, scale=scale)
     if not callable(item):
@@ -154,8 +154,10 @@ def _read(original: Candidate, item: Any) -> Candidate:
     return replace(original, name=f"{ORIGINAL}:{label}", label=label, edit=edit, scale=COEFFICIENT_LR_SCALE)
 
 
-def _replace_by(**options: Any) -> Callable[[nn.Module, Tensor | None], object]:
-    return lambda network, example: hullo.replace_activations(network, example_inputs=example, **options)
+def _replace_by(**options: Any) -> Callable[[nn.Module, Tensor | None, bool], object]:
+    return lambda network, example, prove: hullo.replace_activations(
+        network, example_inputs=example, compare=prove, **options
+    )
 
 
 def _count(network: nn.Module) -> int:

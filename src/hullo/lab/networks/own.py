@@ -203,7 +203,9 @@ def _may_build(item: object, module: ModuleType) -> bool:
     return is_factory and item.__module__ == module.__name__
 
 
-def apply_activation(network: nn.Module, activation: ActivationSpec, example: Tensor | None) -> None:
+def apply_activation(
+    network: nn.Module, activation: ActivationSpec, example: Tensor | None, *, compare: bool = True
+) -> None:
     """Replace every activation of a network; a fixed one becomes a frozen hull of one base."""
     replace_activations(
         network,
@@ -213,6 +215,7 @@ def apply_activation(network: nn.Module, activation: ActivationSpec, example: Te
         parametrization=activation.parametrization if activation.learns else None,
         groups="channels" if activation.per == "channel" else 1,
         example_inputs=example,
+        compare=compare,
     )
     if not activation.learns:
         for module in network.modules():
