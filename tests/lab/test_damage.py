@@ -105,7 +105,7 @@ def test_damaged_record_is_valid_or_reported_with_line_and_field(
         return
     if actual[-1] in (good, record):
         return  # shown often enough
-    for command in (["table"], ["table", "--format", "latex"], ["report", "--output", tmp_path / "page.html"]):
+    for command in (["table"], ["table", "--format", "markdown"], ["report", "--output", tmp_path / "page.html"]):
         result = CliRunner().invoke(app, [*map(str, command), str(path)])
         assert (result.exit_code, result.stderr) == (0, ""), (line, result.output)
 

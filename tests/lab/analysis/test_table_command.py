@@ -15,7 +15,6 @@ REACHED = {"relu": [79.0, 80.0, 81.0], "affine(identity,tanh)": [84.5, 85.5, 86.
 BEGINNINGS = {
     "terminal": "kerasnet/cifar10, 1 epoch: test accuracy in %, last epoch",
     "markdown": "|  | kerasnet/<br>cifar10<br>1 epoch<br>3 seeds<br>last epoch |",
-    "latex": r"% Needs \usepackage{booktabs}",
     "csv": "network,data,",
 }
 
@@ -93,7 +92,7 @@ def test_a_reading_can_be_asked_for_and_is_named(form: str) -> None:
         (["empty"], "no records in empty"),
         (["runs", "--epoch", "2"], "no epoch 2: kerasnet/cifar10 has epochs 1 to 1"),
         (["runs", "--reading", "chosen"], "no runs with the reading 'chosen': kerasnet/cifar10 has last, best"),
-        (["runs", "--format", "html"], "unknown format 'html'; available: terminal, markdown, latex, csv"),
+        (["runs", "--format", "html"], "unknown format 'html'; available: terminal, markdown, csv"),
         (["runs", "--experiment", "lenet5/cifar10"], "no records of 'lenet5/cifar10'; available: kerasnet"),
     ],
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from dataclasses import replace
 
 import pytest
@@ -18,7 +17,7 @@ from pages.speed import cost_table, paces, speed_table
 from rich.console import Console
 
 from hullo.lab.analysis.experiments import SETTINGS, experiments
-from hullo.lab.analysis.tables import latex, markdown
+from hullo.lab.analysis.tables import markdown
 from hullo.lab.analysis.tables.csv import csv_table
 from hullo.lab.analysis.tables.format import provenance
 from hullo.lab.analysis.tables.terminal import terminal_table
@@ -106,7 +105,6 @@ def test_columns_without_entries_are_left_out() -> None:
     head = ["activation", "accuracy", "seeds"]
     assert shown(runs)[1].split() == head
     assert parsed(markdown.markdown_table(experiments(runs)))[1][0] == [*head, ""]
-    assert r"activation & accuracy & seeds &  \\" in latex.latex_table(experiments(runs))
 
 
 def test_fewer_pairs_than_seeds_are_stated() -> None:
@@ -149,54 +147,12 @@ def test_text_is_text_in_markdown(text: str) -> None:
     assert (head, line) == (["a", "b"], [" ".join(text.split()), "end"])
 
 
-@given(st.text())
-def test_text_is_text_in_latex(text: str) -> None:
-    spelled = {spelling: chr(code) for code, spelling in latex.SPECIAL.items()}
-    plain = "[^" + re.escape("".join(spelled.values())) + "]"
-    known = "|".join(map(re.escape, sorted(spelled, key=len, reverse=True)))
-    escaped = latex.escape(text)
-    assert re.fullmatch(f"(?:{known}|{plain})*", escaped)
-    read = re.sub(known, lambda found: spelled[found[0]], escaped)
-    assert read == " ".join(text.split())
-
-
 def test_hostile_machines_do_no_harm() -> None:
     hostile = Environment("a|b `c` <b> **d**", 1, "3", "2", "", "0", "_e_")
     text = markdown.overview_table(experiments([make_record("relu", [80.0], environment=hostile)]))
     rendered = MarkdownIt("commonmark").enable("table").render(text)
     assert "a|b `c` &lt;b&gt; **d**, 1 CPU threads" in rendered
     assert "(_e_)" in rendered
-    text = latex.latex_table(experiments([make_record("relu", [80.0], environment=replace(hostile, device="a\n\\b"))]))
-    assert "a \\b, 1 CPU threads" in text
-    assert not any(line.startswith("\\b,") for line in text.splitlines())
-
-
-def test_latex_is_whole_tabulars_with_as_many_cells_in_every_line() -> None:
-    about, *tables = latex.latex_table(experiments(RUNS)).strip().split("\n\n")
-    assert about.startswith(r"% Needs \usepackage{booktabs}. Runs made with")
-    assert str(RUNS[0].environment) in about
-    assert [table.splitlines()[1] for table in tables] == [
-        r"\begin{tabular}{lr@{ }lr@{ }l}",
-        *[r"\begin{tabular}{lrrrrrl}"] * 2,
-    ]
-    for table, cells, lines in zip(tables, (5, 7, 7), (3 + 3, 1 + 3, 1 + 2), strict=True):
-        said, _, *body, end = table.splitlines()
-        assert said.startswith("% ")
-        rules = [r"\toprule", r"\midrule", r"\bottomrule"]
-        assert [line for line in body if line in rules] == rules
-        assert end == r"\end{tabular}"
-        body = [line for line in body if line not in rules]
-        assert len(body) == lines
-        for line in body:
-            spans = sum(int(span) - 1 for span in re.findall(r"\\multicolumn\{(\d)\}", line))
-            assert line.endswith(r"\\")
-            assert 1 + line.count(" & ") + spans == cells
-            assert line.count("{") == line.count("}")
-            assert line.count("$") % 2 == 0
-    last = r"affine(identity,tanh) & \textbf{85.5 $\pm$ 2.5} & (86.0) & \textbf{92.0} & (92.7) \\"
-    assert tables[0].splitlines()[-3] == last
-    figures = ("85.50", r"+5.50 $\pm$ 0.00", "86.05", "$-$0.55", "best")
-    assert all(rf"\textbf{{{figure}" in tables[1].splitlines()[-3] for figure in figures)
 
 
 def test_csv_has_every_number_as_it_is() -> None:

@@ -48,11 +48,6 @@ class Case:
         return x.to(memory_format=torch.channels_last) if self.layout == "channels_last" else x
 
 
-def bytes_to_move(input_bytes: int, direction: str) -> int:
-    """Return the minimal memory traffic of a pass in bytes: x in, y out; then x and dy in, dx out."""
-    return {"forward": 2, "backward": 3, "both": 5}[direction] * input_bytes
-
-
 def parse_sizes(text: str) -> list[tuple[tuple[int, ...], int]]:
     """Parse a comma-separated list of sizes: elements, powers, or shapes with groups after a slash.
 

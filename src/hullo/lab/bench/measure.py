@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hullo._compat import is_out_of_memory
-from hullo.lab.bench.cases import CONTENDERS, Case, bytes_to_move
+from hullo.lab.bench.cases import CONTENDERS, Case
 from hullo.lab.bench.clocks import Clock, Step, wall_laps
 from hullo.lab.bench.harness import Timing, take_turns
 from hullo.lab.bench.results import Row
@@ -25,10 +25,11 @@ INPUTS = 128
 CALLS = 100
 """Calls that are timed together if one is too short."""
 TINY = Case((8,), "float32")
+MOVED = {"forward": 2, "backward": 3, "both": 5}
+"""The least memory traffic of a pass in inputs: x in, y out; then x and dy in, dx out."""
 
 Inputs = Sequence[tuple[Tensor, Tensor]]  # x and the gradient of y
 Laps = list[float]  # the seconds of the forward and of the backward pass
-Measurement = Callable[[int], Laps]  # measures once; the argument counts its calls
 
 
 def passes(module: nn.Module, inputs: Inputs) -> tuple[Step, Step]:
@@ -73,8 +74,9 @@ class Bench:
     progress: Progress
 
     def run(self, cases: Sequence[Case]) -> Iterator[list[Row]]:
-        """Yield the rows of each part; parts for which the memory is too small are skipped with a note."""
-        parts = self.parts(cases)
+        """Yield the rows of each case and of the overhead; what does not fit into memory is skipped with a note."""
+        parts: dict[str, Callable[[], list[Row]]] = {str(case): functools.partial(self.eager, case) for case in cases}
+        parts["overhead of a call"] = self.overhead
         for index, (name, measure) in enumerate(parts.items()):
             self.progress.start_step(name, index, len(parts))
             try:
@@ -85,39 +87,34 @@ class Bench:
                 self.progress.note(f"not enough memory; not measured: {name}")
             torch.cuda.empty_cache()
 
-    def parts(self, cases: Sequence[Case]) -> dict[str, Callable[[], list[Row]]]:
-        """Return all cases, then the Python overhead."""
-        parts = {str(case): functools.partial(self.eager, case) for case in cases}
-        return {**parts, "overhead of a call": self.overhead}
-
     def eager(self, case: Case) -> list[Row]:
-        """Measure eager calls."""
-        inputs = self._draw(case, min(INPUTS, math.ceil(2 * self.clock.cache_bytes / case.input_bytes)))
+        """Measure eager calls, and a large copy between them, whose bandwidth gives the floor."""
+        clock = self.clock
+        inputs = self._draw(case, min(INPUTS, math.ceil(2 * clock.cache_bytes / case.input_bytes)))
         modules = self._modules(case, inputs[:1])
         held = {name: held_bytes(module, inputs[0][0]) for name, module in modules.items()}
-        peak = {name: self.clock.peak_bytes(*passes(module, inputs[:1])) for name, module in modules.items()}
+        source = torch.ones(max(case.input_bytes, clock.copy_bytes) // 4, device=clock.device)
+        target = torch.ones_like(source)
 
-        def once(module: nn.Module, index: int) -> Laps:
-            return self.clock.laps(*passes(module, [inputs[index % len(inputs)]]))
+        def once(name: str, index: int) -> Laps:
+            return clock.laps(*passes(modules[name], [inputs[index % len(inputs)]]))
 
-        laps, bandwidth = self._interleave_copy({n: functools.partial(once, m) for n, m in modules.items()}, case)
-        return [
-            row
-            for name, taken in laps.items()
-            for row in self._rows("eager", case, name, taken, bandwidth, held=held[name], peak=peak[name])
-        ]
+        measurements = {name: functools.partial(once, name) for name in modules}
+        laps = self._interleave({**measurements, "copy": lambda _: clock.laps(lambda: target.copy_(source))})
+        bandwidth = 2 * source.nbytes / Timing.of([seconds for (seconds,) in laps.pop("copy")]).median
+        return [row for name in laps for row in self._rows("eager", case, name, laps[name], bandwidth, held[name])]
 
     def overhead(self) -> list[Row]:
         """Measure the Python overhead: the wall-clock time of calls on tiny inputs."""
         inputs = self._draw(TINY, CALLS)
         modules = self._modules(TINY, inputs[:1])
 
-        def once(module: nn.Module, index: int) -> Laps:
-            taken = wall_laps(*passes(module, inputs))
+        def once(name: str, _: int) -> Laps:
+            taken = wall_laps(*passes(modules[name], inputs))
             self.clock.wait()
             return [seconds / len(inputs) for seconds in taken]
 
-        laps = self._interleave({name: functools.partial(once, module) for name, module in modules.items()})
+        laps = self._interleave({name: functools.partial(once, name) for name in modules})
         return [row for name, taken in laps.items() for row in self._rows("overhead", TINY, name, taken)]
 
     def _draw(self, case: Case, count: int) -> Inputs:
@@ -140,22 +137,13 @@ class Bench:
             except Exception as error:
                 if not (contender.needs_compiler or is_out_of_memory(error)):
                     raise
-                self.progress.note(f"{name} is left out of {case}: {_reason(error)}")
+                reason = " ".join(f"{type(error).__name__}: {error}".split("\n\n")[0].split())
+                self.progress.note(f"{name} is left out of {case}: {reason}")
             else:
                 modules[name] = module
         return modules
 
-    def _interleave_copy(
-        self, measurements: Mapping[str, Measurement], case: Case
-    ) -> tuple[dict[str, list[Laps]], float]:
-        """Return the times of all measurements, and the bandwidth of a large copy between them in bytes per second."""
-        source = torch.ones(max(case.input_bytes, self.clock.copy_bytes) // 4, device=self.clock.device)
-        target = torch.ones_like(source)
-        copy = {"copy": lambda index: self.clock.laps(lambda: target.copy_(source))}
-        laps = self._interleave({**measurements, **copy})
-        return laps, 2 * source.nbytes / Timing.of([seconds for (seconds,) in laps.pop("copy")]).median
-
-    def _interleave(self, measurements: Mapping[str, Measurement]) -> dict[str, list[Laps]]:
+    def _interleave(self, measurements: Mapping[str, Callable[[int], Laps]]) -> dict[str, list[Laps]]:
         return take_turns(measurements, self.repeats, lambda index: self.progress.update(index / self.repeats))
 
     def _rows(
@@ -165,19 +153,14 @@ class Bench:
         name: str,
         laps: Sequence[Laps],
         bandwidth: float | None = None,
-        *,
         held: int | None = None,
-        peak: int | None = None,
-    ) -> list[Row]:
-        rows = []
-        for direction, seconds in (
-            ("forward", [forward for forward, _ in laps]),
-            ("backward", [backward for _, backward in laps]),
-            ("both", [forward + backward for forward, backward in laps]),
-        ):
-            median, p10, p90 = Timing.of(seconds)
-            moved = bytes_to_move(case.input_bytes, direction)
-            row = Row(
+    ) -> Iterator[Row]:
+        forward, backward = zip(*laps, strict=True)
+        both = [sum(pair) for pair in laps]
+        for direction, seconds in (("forward", forward), ("backward", backward), ("both", both)):
+            median, p10, p90 = (1e3 * value for value in Timing.of(seconds))
+            moved = MOVED[direction] * case.input_bytes
+            yield Row(
                 **asdict(self.environment),
                 kind=kind,
                 shape="x".join(map(str, case.shape)),
@@ -186,20 +169,12 @@ class Bench:
                 groups=case.groups,
                 activation=name,
                 direction=direction,
-                median_ms=median * 1e3,
-                p10_ms=p10 * 1e3,
-                p90_ms=p90 * 1e3,
+                median_ms=median,
+                p10_ms=p10,
+                p90_ms=p90,
                 repeats=len(seconds),
                 bytes_moved=moved if bandwidth else None,
                 bandwidth_gb_s=bandwidth / 1e9 if bandwidth else None,
                 floor_ms=moved / bandwidth * 1e3 if bandwidth else None,
                 held_bytes=held,
-                peak_bytes=peak,
             )
-            rows.append(row)
-        return rows
-
-
-def _reason(error: Exception) -> str:
-    """Return the first paragraph of an error on one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split("\n\n")[0].split())

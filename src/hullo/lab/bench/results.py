@@ -118,21 +118,22 @@ class Results:
     def get(self, case: Case, activation: str, direction: str) -> Row | None:
         return self.rows.get((case, activation, direction))
 
-    def milliseconds(self, case: Case, activation: str, direction: str) -> float:
+    def _number(self, name: str, case: Case, activation: str, direction: str) -> float:
         row = self.get(case, activation, direction)
-        return row.median_ms if row else math.nan
+        return float(getattr(row, name)) if row else math.nan
+
+    def milliseconds(self, case: Case, activation: str, direction: str) -> float:
+        return self._number("median_ms", case, activation, direction)
 
     def floors(self, case: Case, activation: str, direction: str) -> float:
-        row = self.get(case, activation, direction)
-        return row.floors if row else math.nan
+        return self._number("floors", case, activation, direction)
 
     def gelus(self, case: Case, activation: str, direction: str) -> float:
         """Return the time as a multiple of GELU's."""
         return self.milliseconds(case, activation, direction) / self.milliseconds(case, "gelu", direction)
 
     def inputs_held(self, case: Case, activation: str) -> float:
-        row = self.get(case, activation, "forward")
-        return row.inputs_held if row else math.nan
+        return self._number("inputs_held", case, activation, "forward")
 
 
 def terminal_tables(rows: Sequence[Row]) -> list[Table]:

@@ -19,7 +19,7 @@ from hullo.lab.cli.common import (
     warn,
 )
 
-FORMATS = ("terminal", "markdown", "latex", "csv")
+FORMATS = ("terminal", "markdown", "csv")
 
 
 def table(
@@ -33,7 +33,6 @@ def table(
     from hullo.lab.analysis.experiments import experiments
     from hullo.lab.analysis.sources import read_records
     from hullo.lab.analysis.tables.csv import csv_table
-    from hullo.lab.analysis.tables.latex import latex_table
     from hullo.lab.analysis.tables.markdown import markdown_table
     from hullo.lab.analysis.tables.terminal import terminal_table
 
@@ -50,5 +49,5 @@ def table(
             terminal.print(terminal_table(experiment, terminal.width), "", crop=False)
         echo_finding(selected, paths)
     else:
-        write = {"markdown": markdown_table, "latex": latex_table, "csv": csv_table}[style]
+        write = {"markdown": markdown_table, "csv": csv_table}[style]
         typer.echo(write(selected), sys.stdout, nl=False)  # by default echo writes UTF-8 to streams for ASCII

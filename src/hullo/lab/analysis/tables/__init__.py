@@ -1,1 +1,1 @@
-"""Tables of experiments beside the paper's: in the terminal, as Markdown, LaTeX and CSV."""
+"""Tables of experiments beside the paper's: in the terminal, as Markdown and CSV."""

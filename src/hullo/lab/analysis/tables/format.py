@@ -1,4 +1,4 @@
-"""Format experiments as text, the same in the terminal, in Markdown and in LaTeX."""
+"""Format experiments as text, the same in the terminal and in Markdown."""
 
 from __future__ import annotations
 
