@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -76,8 +75,8 @@ def unwinding() -> Iterator[None]:
 def stop_request() -> Iterator[threading.Event]:
     """Yield an event that the first signal sets, so work can be saved; a later signal raises KeyboardInterrupt.
 
-    If the event was set, the end of the block raises KeyboardInterrupt, and so does the failure of a process that the
-    same signal ended, such as a compiler. Outside of the `hullo` command, only Ctrl-C is handled.
+    If the event was set, the end of the block raises KeyboardInterrupt, and so does any error after it. Outside of the
+    `hullo` command, only Ctrl-C is handled.
     """
     stop = _State.stop = threading.Event()
     previous = {number: signal.getsignal(number) for number in SIGNALS}
@@ -94,8 +93,8 @@ def stop_request() -> Iterator[threading.Event]:
         signal.signal(number, request_stop)
     try:
         yield stop
-    except Exception as error:
-        if not (stop.is_set() and _is_due_to_signal(error)):
+    except Exception:
+        if not stop.is_set():  # else perhaps of a process that the same signal ended, such as a compiler
             raise
     finally:
         _State.stop = None
@@ -109,15 +108,6 @@ def check_stop() -> None:
     """Raise KeyboardInterrupt if the event of the open `stop_request` is set; for loops that wait."""
     if _State.stop is not None and _State.stop.is_set():
         raise KeyboardInterrupt
-
-
-def _is_due_to_signal(error: BaseException | None) -> bool:
-    """Return whether an error began with a process that was ended by the signal received here."""
-    while error is not None:
-        if isinstance(error, subprocess.CalledProcessError) and error.returncode == -(_State.received or 0):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def _handle(number: int, _: FrameType | None) -> None:

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("place")
         ("net.py:Needy", "needs width"),
         ("net.py:Shape", rf"net.py, line {line_of('return self.head(x.flatten(1))')}: RuntimeError"),
         ("net.py:Branch", "net.py:.*x.sum"),
-        ("net.py:Wide", r"\(2, 4\).*3 classes"),
+        ("net.py:Wide", r"\(2, 4\).*\(2, 3\)"),
         ("net.py:frozen", "frozen of net.py has no parameters"),
         ("broken.py:Net", "broken.py, line 2"),
         ("raises.py:Net", "raises.py, line 1: ZeroDivisionError"),
@@ -107,7 +107,7 @@ def test_network_that_cannot_be_trained_is_refused_before_others_are_trained() -
 def test_network_with_activation_argument_needs_one_or_a_default() -> None:
     result = invoke("train", "net.py:given", "images.npz")
     assert result.exit_code == 2
-    assert "--activation relu" in result.stderr
+    assert "--activation" in result.stderr
     Path("net.py").write_text(NETWORK.replace("activation, num_classes", "num_classes, activation=lambda c: nn.SiLU()"))
     assert invoke("train", "net.py:given", "images.npz", "--epochs", 1).exit_code == 0
 
@@ -140,7 +140,7 @@ def test_last_batch_of_one_sample_needs_another_batch_size() -> None:
     command = ("train", "more.py:Batch", "features.npz", "--epochs", 1, "--batch-size")
     refused = invoke(*command, 17)
     assert refused.exit_code == 2
-    assert re.search("more than 1 value per channel.*18 samples in batches of 17.*another --batch-size", refused.stderr)
+    assert re.search("more than 1 value per channel.*another --batch-size", refused.stderr)
     assert invoke(*command, 16).exit_code == 0
     assert invoke("train", "net.py:Mlp", "features.npz", "--epochs", 1, "--batch-size", 17).exit_code == 0
 

@@ -94,37 +94,35 @@ class Training(Loop):
         batch = example[torch.arange(size, device=example.device) % len(example)]
         before = {name: tensor.clone() for name, tensor in self.population.state_dict().items()}
         try:
-            self.population.eval()
-            self._check_call(example)
-            self.population.train()
-            self._check_call(batch)
-            if rest := count % size:
+            self._check_call(example, training=False)
+            self._check_call(batch, training=True)
+            if rest := count % size:  # the last batch of an epoch
                 try:
-                    self._check_call(batch[:rest])
+                    self._check_call(batch[:rest], training=True)
                 except ValueError as error:
-                    raise ValueError(
-                        f"{error}; {count} samples in batches of {size} leave {rest} for the last batch: choose "
-                        "another --batch-size"
-                    ) from error
+                    raise ValueError(f"{error}; the last batch has {rest}: choose another --batch-size") from error
         finally:
             self.population.load_state_dict(before)
 
-    def _check_call(self, example: Tensor) -> None:
+    def _check_call(self, example: Tensor, *, training: bool) -> None:
         network, classes = networks.OWN[self.specs[0].network], self.loader.task.num_classes
         with network.explain():
             try:
-                logits = self.population(example, in_dims=None)
+                logits = self.population.train(training)(example, in_dims=None)
             except LoweringError as error:
                 raise ValueError(str(error)) from error
-        if not isinstance(logits, Tensor) or logits.shape[1:] != (len(example), classes):
+        name, wanted = f"{network.attribute} of {network.path.name}", (len(example), classes)
+        if not isinstance(logits, Tensor) or logits.shape[1:] != wanted:
             returned = f"shape {tuple(logits.shape[1:])}" if isinstance(logits, Tensor) else type(logits).__name__
-            mode = "training" if self.population.training else "evaluation"
+            mode = "training" if training else "evaluation"
             raise ValueError(
-                f"{network.attribute} of {network.path.name} returned {returned} for {len(example)} samples in {mode} "
-                f"mode; it must return logits for {classes} classes, of shape ({len(example)}, {classes})"
+                f"{name} returned {returned} for {len(example)} samples in {mode} mode; must be logits, {wanted}"
             )
-        if not self.population.training and are_probabilities(logits):
-            warnings.warn(f"{network.attribute} of {network.path.name} returns {PROBABILITIES}", stacklevel=2)
+        if not training and (logits >= 0).all() and ((logits.sum(-1) - 1).abs() < 1e-3).all():
+            warnings.warn(
+                f"{name} returns probabilities, as of a softmax; the loss expects logits: remove the softmax",
+                stacklevel=2,
+            )
 
     def _losses(self, images: Tensor | AugmentedImages, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return each member's loss on each image, (K, B), and its logits."""
@@ -215,16 +213,15 @@ def make_optimizer(
         for name, p in parameters.items()
         if not name.endswith("bias") and (p.dim() <= 2 or name in norms)  # (K, channels), or of a norm of images
     ]
-    groups = [
-        {"params": biases, "lr_scale": bias_lr_scale, "weight_decay": 0.0},
-        {"params": others, "weight_decay": 0.0},
-    ]
     options: dict[str, Any] = {
         "lr": rates,
         "weight_decay": decay,
         "coefficient_lr_scale": scale,
         "schedule": schedule,
-        "groups": groups,
+        "groups": [
+            {"params": biases, "lr_scale": bias_lr_scale, "weight_decay": 0.0},
+            {"params": others, "weight_decay": 0.0},
+        ],
         "copies": copies,
     }
     if name == "rmsprop":

@@ -81,10 +81,7 @@ class ActivationSpec:
             called = re.fullmatch(r"\s*(\w+)\s*\(.*\)\s*", text)
             close = difflib.get_close_matches(called[1].lower(), HULLS, n=1) if called and not hull else []
             reason = f"unknown hull {called[1]!r} (did you mean {close[0]!r}?)" if called and close else error
-            valid = (
-                "a base function, prelu, or convex(...), affine(...), conic(...) or linear(...) of several, as in "
-                "convex(identity,relu)"
-            )
+            valid = f"a base function, prelu, or a hull ({', '.join(HULLS)}), as in convex(identity,relu)"
             raise ValueError(f"invalid activation {text!r}: {reason}. An activation is {valid}") from None
 
     def __str__(self) -> str:
