@@ -9,10 +9,10 @@ after, their ratio, and what the hull was folded to. 64 x 64 x 28 x 28 float32.
 from __future__ import annotations
 
 import torch
+from harness import Harness
 from torch import nn
 
 import hullo
-from hullo.lab.bench.harness import Harness
 
 HULLS = {
     "a ReLU": {"init": "relu"},

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from harness import Harness
 
 from hullo.lab import networks
-from hullo.lab.bench.harness import Harness
 from hullo.lab.spec.paper import DATA_COLUMNS, Column
 
 BATCH = 32

@@ -41,7 +41,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from captured import capture_steps
+from harness import capture_steps
 from peer_rows import PeerRow, add_peers, read_peers
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state

@@ -1,17 +1,19 @@
-"""Measurement of time and memory, with one clock for the CPU and one for CUDA devices."""
+"""Measurement of time and memory: a clock for the CPU, one for CUDA devices, quantiles, contenders that take turns."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from hullo.lab.spec.environment import choose_device, device_name
 
 Step = Callable[[], Any]
+K = TypeVar("K")
+T = TypeVar("T")
 
 
 class Clock:
@@ -90,6 +92,43 @@ def wall_laps(*steps: Step) -> list[float]:
         kept.append(step())
         marks.append(time.perf_counter())
     return [end - start for start, end in pairwise(marks)]
+
+
+class Timing(NamedTuple):
+    """The median, the 10th and the 90th percentile of the times of a contender, in seconds."""
+
+    median: float
+    p10: float
+    p90: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Timing:
+        """Summarize times.
+
+        >>> Timing.of([3.0, 1.0, 2.0]).median
+        2.0
+        """
+        shares = torch.tensor([0.5, 0.1, 0.9], dtype=torch.float64)
+        return cls(*torch.tensor(seconds, dtype=torch.float64).quantile(shares).tolist())
+
+
+def take_turns(
+    measurements: Mapping[K, Callable[[int], T]], rounds: int, on_round: Callable[[int], None] = lambda _: None
+) -> dict[K, list[T]]:
+    """Run every measurement once per round, in random order, so that disturbances affect all of them.
+
+    Measurements, and `on_round` before them, get the number of the round.
+
+    >>> take_turns({"a": lambda index: index, "b": lambda index: -index}, rounds=3)
+    {'a': [0, 1, 2], 'b': [0, -1, -2]}
+    """
+    taken: dict[K, list[T]] = {name: [] for name in measurements}
+    names, order = list(measurements), torch.Generator().manual_seed(0)
+    for index in range(rounds):
+        on_round(index)
+        for position in torch.randperm(len(names), generator=order).tolist():
+            taken[names[position]].append(measurements[names[position]](index))
+    return taken
 
 
 def clock_for(device: str | None) -> Clock:

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from hullo._compat import is_out_of_memory
 from hullo.lab.bench.cases import CONTENDERS, Case
-from hullo.lab.bench.clocks import Clock, Step, wall_laps
-from hullo.lab.bench.harness import Timing, take_turns
+from hullo.lab.bench.clocks import Clock, Step, Timing, take_turns, wall_laps
 from hullo.lab.bench.results import Row
 from hullo.lab.progress import Progress
 from hullo.lab.spec.environment import Environment

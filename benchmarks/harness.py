@@ -1,4 +1,4 @@
-"""The harness of all benchmarks: contenders that take turns, quantiles, peak memory, rows with their environment."""
+"""The harness of all scripts: options, contenders that take turns, CUDA graphs, rows with their environment."""
 
 from __future__ import annotations
 
@@ -7,52 +7,15 @@ import csv
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
-from hullo.lab.bench.clocks import Clock, Step, clock_for
+from hullo.lab.bench.clocks import Clock, Step, Timing, clock_for, take_turns
 from hullo.lab.spec.environment import Environment, environment
+from hullo.population.graphs import pause_collection
 
 K = TypeVar("K")
-T = TypeVar("T")
-
-
-class Timing(NamedTuple):
-    """The median, the 10th and the 90th percentile of the times of a contender, in seconds."""
-
-    median: float
-    p10: float
-    p90: float
-
-    @classmethod
-    def of(cls, seconds: Sequence[float]) -> Timing:
-        """Summarize times.
-
-        >>> Timing.of([3.0, 1.0, 2.0]).median
-        2.0
-        """
-        shares = torch.tensor([0.5, 0.1, 0.9], dtype=torch.float64)
-        return cls(*torch.tensor(seconds, dtype=torch.float64).quantile(shares).tolist())
-
-
-def take_turns(
-    measurements: Mapping[K, Callable[[int], T]], rounds: int, on_round: Callable[[int], None] = lambda _: None
-) -> dict[K, list[T]]:
-    """Run every measurement once per round, in random order, so that disturbances affect all of them.
-
-    Measurements, and `on_round` before them, get the number of the round.
-
-    >>> take_turns({"a": lambda index: index, "b": lambda index: -index}, rounds=3)
-    {'a': [0, 1, 2], 'b': [0, -1, -2]}
-    """
-    taken: dict[K, list[T]] = {name: [] for name in measurements}
-    names, order = list(measurements), torch.Generator().manual_seed(0)
-    for index in range(rounds):
-        on_round(index)
-        for position in torch.randperm(len(names), generator=order).tolist():
-            taken[names[position]].append(measurements[names[position]](index))
-    return taken
 
 
 class Harness:
@@ -125,3 +88,28 @@ def ratios(timings: Mapping[K, Timing], baseline: K) -> dict[K, float]:
 
 def _spell(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def capture_steps(device: torch.device, *steps: Step) -> list[Step]:
+    """Capture steps as CUDA graphs, in one memory pool: a step reads what an earlier one has written.
+
+    Calling one replays it. Without a GPU, they are returned as they are.
+    """
+    if device.type != "cuda":
+        return list(steps)
+    # All on one stream: autograd accumulates gradients on the stream where their tensor was first used in a graph
+    # that is still alive, from a warm-up or from an earlier capture with the same inputs.
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # one-time work such as compiling a kernel cannot be captured
+        for _ in range(3):
+            for step in steps:
+                step()
+    graphs: list[torch.cuda.CUDAGraph] = []
+    with pause_collection():
+        for step in steps:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=graphs[0].pool() if graphs else None, stream=stream):
+                step()
+            graphs.append(graph)
+    return [graph.replay for graph in graphs]
