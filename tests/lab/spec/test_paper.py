@@ -42,8 +42,6 @@ def test_networks_of_all_columns_can_be_built() -> None:
     assert {column.network for column in paper.COLUMNS} <= set(networks.NETWORKS)
 
 
-def test_unknown_cell_is_rejected_with_valid_ones() -> None:
-    with pytest.raises(
-        ValueError, match=r"no cell 'gelu', 'lenet5/cifar10'.*rows are identity, relu.*columns are lenet5/"
-    ):
+def test_unknown_cell_is_rejected() -> None:
+    with pytest.raises(ValueError, match="no cell 'gelu', 'lenet5/cifar10'"):
         paper.accuracy("gelu", paper.Column("lenet5", "cifar10"))

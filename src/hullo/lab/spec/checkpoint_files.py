@@ -51,7 +51,5 @@ def read_checkpoint(path: Path, *, tensors: bool = True) -> tuple[dict[str, str]
         return read_safetensors(path, tensors=tensors)
     except FileNotFoundError:
         raise
-    except SafetensorError as error:
-        raise ValueError(f"{path} is not a checkpoint: {error}; {REMEDY}") from None
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read ({error.strerror or error}); make it readable, or {REMEDY}") from None
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{path} cannot be read as a checkpoint: {error}; {REMEDY}") from None

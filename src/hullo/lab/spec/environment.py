@@ -71,21 +71,15 @@ def choose_device(device: str | None) -> torch.device:
     >>> choose_device("cpu")
     device(type='cpu')
     """
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        chosen = torch.device(device)
+        chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     except RuntimeError:
         raise ValueError(f"unknown device {device!r}; must be cpu, cuda or cuda:N") from None
-    if chosen.type == "cuda":
-        if not torch.cuda.is_available():
-            raise ValueError(f"device {device!r}: PyTorch finds no CUDA device; use cpu")
-        if (chosen.index or 0) >= torch.cuda.device_count():
-            raise ValueError(f"device {device!r}: PyTorch finds {torch.cuda.device_count()} CUDA devices, from cuda:0")
-        return torch.device("cuda", chosen.index or 0)
-    if chosen.type != "cpu":
+    if chosen.type not in ("cpu", "cuda"):
         raise ValueError(f"device {device!r} is not supported; use cpu or cuda")
-    return chosen
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device {device!r}: PyTorch finds {torch.cuda.device_count()} CUDA devices, from cuda:0")
+    return torch.device("cuda", chosen.index or 0) if chosen.type == "cuda" else chosen
 
 
 def device_name(device: torch.device) -> str:

@@ -66,10 +66,7 @@ def accuracy(row: str, column: Column) -> float | None:
     87.45
     """
     if row not in ROWS or column not in COLUMNS:
-        rows, columns = ", ".join(ROWS), ", ".join(map(str, COLUMNS))
-        raise ValueError(
-            f"no cell {row!r}, {str(column)!r} in the paper's table; rows are {rows}; columns are {columns}"
-        )
+        raise ValueError(f"no cell {row!r}, {str(column)!r} in the paper's table")
     return _TABLE[row][COLUMNS.index(column)]
 
 

@@ -207,7 +207,7 @@ def test_pack_of_an_earlier_version_is_refused_then_replaced(tmp_path, packed, p
     manifest = packed.folder / "manifest.json"
     whole = contents(packed.folder)
     manifest.write_text(json.dumps({"version": 3, "classes": [], "parts": {}, "mean_sha256": ""}))
-    with pytest.raises(DataError, match=r"another version of hullo .*: hullo data pack ilsvrc2012"):
+    with pytest.raises(DataError, match=r"format 3, .*: hullo data pack ilsvrc2012"):
         Pack.open(packed.folder)
     pack(tmp_path / "source", packed.folder)
     assert contents(packed.folder) == whole
@@ -226,7 +226,7 @@ def test_pack_of_an_earlier_version_is_refused_then_replaced(tmp_path, packed, p
 def test_damaged_manifest_is_a_clear_error(packed, damage):
     manifest = packed.folder / "manifest.json"
     manifest.write_text(damage(json.loads(manifest.read_text())))
-    with pytest.raises(DataError, match=r"manifest.json is damaged .*; delete it, then run: hullo data pack"):
+    with pytest.raises(DataError, match=r"manifest.json cannot be used .*; delete it, then run: hullo data pack"):
         Pack.open(packed.folder)
 
 

@@ -138,23 +138,16 @@ class Pack:
     def open(cls, folder: Path) -> Pack:
         """Open the pack in a folder; raise a DataError if it is not finished."""
         path = folder / MANIFEST
+        if not path.exists():
+            raise DataError(f"{folder} contains no finished pack; make it with: {COMMAND}")
         try:
             values: dict[str, Any] = json.loads(path.read_bytes())
             if values["version"] != VERSION:
-                raise DataError(
-                    f"{folder} was packed by another version of hullo (format {values['version']}, not {VERSION}); "
-                    f"pack it again with: {COMMAND}"
-                )
+                raise ValueError(f"format {values['version']}, this version of hullo reads {VERSION}")
             splits = {split: Split(**values["splits"][split]) for split in SPLITS}
             return cls(folder, [(wnid, words) for wnid, words in values["classes"]], splits)
-        except FileNotFoundError as error:
-            raise DataError(f"{folder} contains no finished pack; make it with: {COMMAND}") from error
-        except OSError as error:
-            raise DataError(f"{path} cannot be read ({error.strerror}); make it readable, then try again") from error
-        except DataError:
-            raise
-        except (LookupError, TypeError, ValueError) as error:
-            raise DataError(f"{path} is damaged ({error}); delete it, then run: {COMMAND}") from error
+        except (LookupError, OSError, TypeError, ValueError) as error:
+            raise DataError(f"{path} cannot be used ({error}); delete it, then run: {COMMAND}") from error
 
     @property
     def is_complete(self) -> bool:
