@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hullo.population import Population, kernels
+from hullo.population.values import Value
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -314,6 +315,27 @@ def test_norms_under_autocast_are_rounded_for_products_alone(function: Callable[
         y = Population(members)(x)
     expected = torch.stack([member(x[k]) for k, member in enumerate(members)])
     torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_products_of_a_value_share_its_cast_and_the_gradients_of_both() -> None:
+    value = Value(torch.randn(2, 3).requires_grad_(), 0)
+    with torch.no_grad():
+        assert not value.cast(torch.bfloat16).tensor.requires_grad
+    assert value.cast(torch.bfloat16).tensor.requires_grad
+    assert value.cast(torch.bfloat16) is value.cast(torch.bfloat16)
+    assert value.cast(torch.float32) is value
+
+    def function(net: nn.Module, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            frozen = net.linear(x)
+        return net.linear(x) * net.other(x) + frozen
+
+    members = [Features(function).to(DEVICE) for _ in range(2)]
+    x = torch.randn(2, 5, 6, device=DEVICE, requires_grad=True)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        (found,) = torch.autograd.grad(Population(members)(x).float().sum(), x)
+        (expected,) = torch.autograd.grad(sum(member(x[k]).float().sum() for k, member in enumerate(members)), x)
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
 
 
 def test_an_rms_norm_of_small_halves_has_the_eps_of_pytorch() -> None:

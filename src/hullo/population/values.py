@@ -59,6 +59,16 @@ class Value:
         """Return member k's value."""
         return self.tensor if self.dim is None else self.tensor.select(self.dim, k)
 
+    def cast(self, dtype: torch.dtype) -> Value:
+        """Return the value in a dtype: one copy for all users, which also add up their gradients in that dtype."""
+        if dtype == self.dtype:
+            return self
+        kind = (dtype, torch.is_grad_enabled())
+        casts: dict[Any, Value] = vars(self).setdefault("_casts", {})
+        if kind not in casts:
+            casts[kind] = Value(self.tensor.to(dtype), self.dim)
+        return casts[kind]
+
     def first(self) -> Value:
         """Return the value with the members in the first dimension, if each has its own."""
         return self if self.dim in (None, 0) else Value(self.tensor.movedim(self.dim, 0), 0)

@@ -20,6 +20,8 @@ from hullo.population.kernels import multiply, processors
 
 BLOCK, LEAST_ROWS = 64, 256
 """Of a product: the rows and columns of a block of the result, and the rows of a part of the features."""
+LEAST_SUMMED, PROGRAMS = 256, 16
+"""Of sums over rows: the least rows that a program adds up, and the most programs for each multiprocessor."""
 
 
 def linear(x: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
@@ -71,16 +73,22 @@ class LongProduct(torch.autograd.Function):
 def column_sums(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the sums over rows of (members, rows, parts, columns), as (parts, members, columns).
 
-    Sums are taken in float32 and in a fixed order, so that every run gives the same bits.
+    Sums are taken in float32 and in a fixed order, so that every run gives the same bits: those of a few rows each, as
+    many as keep the device busy, and then those of these.
     """
     members, rows, parts, columns = x.shape
-    sums = torch.empty(parts, members, columns, dtype=dtype, device=x.device)
     width = parts * columns
-    block = 64 if members * triton.cdiv(width, 64) >= 2 * processors(x) else 16
+    lanes = members * triton.cdiv(width, 64)
+    splits = max(1, min(rows // LEAST_SUMMED, PROGRAMS * processors(x) // lanes))
+    block = 64 if splits > 1 or lanes >= 2 * processors(x) else 16
+    shape = (parts, members, columns) if splits == 1 else (members, splits, parts, columns)
+    sums = torch.empty(shape, dtype=dtype if splits == 1 else torch.float32, device=x.device)
     tile = min(2048 // block, triton.next_power_of_2(rows))
     with torch.cuda.device_of(x):
-        _sum[(triton.cdiv(width, block), members)](x.contiguous(), sums, rows, columns, width, ROWS=tile, COLUMNS=block)
-    return sums
+        _sum[(triton.cdiv(width, block), members, splits)](
+            x.contiguous(), sums, rows, columns, width, ROWS=tile, COLUMNS=block
+        )
+    return sums if splits == 1 else column_sums(sums, dtype)
 
 
 class _Linear(torch.autograd.Function):
@@ -131,12 +139,16 @@ def _fill(bias_ptr, y_ptr, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.conste
 @triton.jit
 def _sum(x_ptr, sums_ptr, rows, columns, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     member = tl.program_id(1).to(tl.int64)
+    split, splits = tl.program_id(2), tl.num_programs(2)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     sums = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for start in range(0, rows, ROWS):
+    for start in range(split * ROWS, rows, splits * ROWS):
         row = start + tl.arange(0, ROWS)[:, None]
         at = (member * rows + row) * width + column
         sums += tl.load(x_ptr + at, mask=(row < rows) & (column < width), other=0.0).to(tl.float32)
     total = tl.sum(sums, axis=0)[None, :]
-    to = (column // columns * tl.num_programs(1) + member) * columns + column % columns
+    if splits == 1:
+        to = (column // columns * tl.num_programs(1) + member) * columns + column % columns
+    else:
+        to = (member * splits + split) * width + column
     tl.store(sums_ptr + to, total.to(sums_ptr.dtype.element_ty), mask=column < width)

@@ -33,6 +33,7 @@ def linear(context: Context, x: Value, weight: Value, bias: Value | None = None)
         y = torch.unflatten(F.linear(x.tensor, weights.flatten(0, 1), flat_parameter(bias, context)), -1, (members, -1))
         return Value(y, y.dim() - 2)
     shape = torch.Size([members, *x.shape[:-1], weight.shape[0]])
+    x = x.cast(kernels.working_dtype(x.tensor))
     rows = as_rows(context, x)
     if rows.device.type == "cpu" and is_eager():
         given = (rows, weights, None if bias is None else bias.at(0, members))
@@ -73,6 +74,7 @@ class _Linear(torch.autograd.Function):
 
 def multiply(context: Context, x: Value, weight: Value) -> Tensor:
     """Return the outputs of linear layers without biases, (members, rows, columns)."""
+    x = x.cast(kernels.working_dtype(x.tensor))
     return kernels.multiply_weights(as_rows(context, x), weight.at(0, context.members).mT)
 
 
