@@ -290,7 +290,7 @@ def test_runs_that_cannot_be_compared_are_left_out_with_a_warning(tmp_path: Path
     assert len(said) == 1
     assert said[0].endswith("choose one kind; alexnet/ilsvrc2012 is left out")
     assert [e.name for e in experiments(runs, columns=["lenet5/cifar10"])] == ["lenet5/cifar10"]
-    with pytest.raises(ValueError, match="cannot compare runs on different parts"):
+    with pytest.raises(ValueError, match="different parts"):
         experiments(runs, columns=["alexnet/ilsvrc2012"], warn=said.append)
     for words in (["table"], ["report", "--output", "page.html"], ["figures", "--only", "accuracy", "--output", "out"]):
         command, *options = [str(tmp_path / word) if word in ("page.html", "out") else word for word in words]

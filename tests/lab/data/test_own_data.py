@@ -45,7 +45,7 @@ class TestArrays:
         assert {name: len(labels) for name, (_, labels) in dataset.eval_sets.items()} == {"test": 4, "val": 2}
         with pytest.raises(DataError, match="no array y_val"):
             open_data(self.save(x_val=torch.ones(2, 3)))
-        with pytest.raises(ValueError, match="training and val samples differ"):
+        with pytest.raises(ValueError, match="val samples differ"):
             open_data(self.save(x_val=torch.ones(2, 4), y_val=torch.tensor([0, 1])))
 
     def test_name_depends_on_the_content(self) -> None:
@@ -124,7 +124,7 @@ class TestFolders:
         folder = write_images(tmp_path)
         for path in (folder / "train" / "dog").iterdir():
             path.unlink()
-        with pytest.raises(DataError, match="train: no samples of class dog"):
+        with pytest.raises(DataError, match=r"train: .*class dog"):
             open_data(folder)
 
     def test_classes_are_folders_and_pixels_unchanged(self, tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ class TestFolders:
             return scan(path)
 
         monkeypatch.setattr(os, "scandir", refuse)
-        with pytest.raises(DataError, match="train/cat/more cannot be read: Permission denied; make it readable"):
+        with pytest.raises(DataError, match=r"train/cat/more .*Permission denied"):
             open_data(folder)
 
     @pytest.mark.parametrize("mode", ["I;16", "F"])

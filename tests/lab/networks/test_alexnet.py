@@ -80,7 +80,7 @@ class TestSizes:
         assert pooled == math.ceil((side - 3) / 2) + 1 == side // 2
 
     def test_smallest_valid_images_leave_one_pixel(self) -> None:
-        with pytest.raises(ValueError, match=r"image_size=38: alexnet needs images of at least 39 pixels"):
+        with pytest.raises(ValueError, match=r"image_size=38: .* 39 pixels"):
             networks.build("alexnet", activation="relu", image_size=38)
         network = networks.build("alexnet", activation="relu", in_channels=1, image_size=39, num_classes=3)
         assert network.linear6.weight.shape == (4096, 256)

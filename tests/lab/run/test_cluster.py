@@ -237,7 +237,7 @@ def test_task_gets_a_gpu_if_available(
 
 def test_unavailable_gpus_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     machines(monkeypatch, 0, 0)
-    with pytest.raises(ValueError, match=r"^--gpus-per-task 0.5: no machine of the cluster has a GPU; give 0 to"):
+    with pytest.raises(ValueError, match=r"^--gpus-per-task 0.5: .*give 0"):
         choose_gpus(0.5)
 
 

@@ -64,7 +64,7 @@ def test_damaged_weights_are_refused(tmp_path: Path) -> None:
         damaged = bytearray(content)
         damaged[place] ^= 1
         path.write_bytes(damaged)
-        with pytest.raises(ValueError, match=r"x\.safetensors is damaged: .*; restore it, or train"):
+        with pytest.raises(ValueError, match=r"x\.safetensors is damaged"):
             load_network(path)
     metadata, tensors = read_safetensors(path)
     del metadata["checksum"]  # as in older files

@@ -160,7 +160,7 @@ def test_partial_pack_without_val_images_of_its_classes_is_rejected(tmp_path, pa
         if list(TRAIN)[label - 1] == WNIDS[0]:
             next((source / "val").rglob(f"*{number:08}.JPEG")).unlink()
     pack(source, tmp_path / "ilsvrc2012" / "packed", partial=True)
-    with pytest.raises(DataError, match="no val image has a class of the training images"):
+    with pytest.raises(DataError, match="no val image"):
         open_loader(Spec.default("alexnet", "ilsvrc2012", "relu"), tmp_path, CPU)
 
 
