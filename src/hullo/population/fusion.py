@@ -428,12 +428,18 @@ def _normalize(
     dtype = x.dtype if y is None else torch.promote_types(x.dtype, y.dtype)
     rms, eps = norm.target is aten.rms_norm.default, given["eps"]
     eps = torch.finfo(torch.float32).eps if eps is None else eps  # as in PyTorch, for halves too
+    copy = None
     if _feeds_products(norm):
         dtype = kernels.working_dtype(x)
     elif torch.is_autocast_enabled(x.device.type):
         dtype = torch.float32  # which autocast chooses
-    both = layer_norm(x, y, shift, weight, bias, eps=eps, rms=rms, dtype=dtype, dropout=dropout)
-    s, n = (Value(item.view(context.members, *norm.meta["val"].shape), 0) for item in both)
+        feeds_layers = any(user.target is aten.linear.default for user in norm.users)
+        copy = kernels.working_dtype(x) if feeds_layers else None
+    found = layer_norm(x, y, shift, weight, bias, eps=eps, rms=rms, dtype=dtype, dropout=dropout, copy=copy)
+    shape = (context.members, *norm.meta["val"].shape)
+    s, n = (Value(item.view(shape), 0) for item in found[:2])
+    if found[2] is not None:
+        n.keep_cast(found[2].view(shape))
     return s, n
 
 

@@ -63,11 +63,17 @@ class Value:
         """Return the value in a dtype: one copy for all users, which also add up their gradients in that dtype."""
         if dtype == self.dtype:
             return self
-        kind = (dtype, torch.is_grad_enabled())
-        casts: dict[Any, Value] = vars(self).setdefault("_casts", {})
-        if kind not in casts:
-            casts[kind] = Value(self.tensor.to(dtype), self.dim)
-        return casts[kind]
+        found: Value | None = self._casts.get((dtype, torch.is_grad_enabled()))
+        return self.keep_cast(self.tensor.to(dtype)) if found is None else found
+
+    def keep_cast(self, tensor: Tensor) -> Value:
+        """Return `tensor` as the value in its dtype, and from now on whenever that is asked for."""
+        cast = self._casts[tensor.dtype, torch.is_grad_enabled()] = Value(tensor, self.dim)
+        return cast
+
+    @functools.cached_property
+    def _casts(self) -> dict[tuple[torch.dtype, bool], Value]:
+        return {}
 
     def first(self) -> Value:
         """Return the value with the members in the first dimension, if each has its own."""

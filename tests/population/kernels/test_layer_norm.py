@@ -56,7 +56,7 @@ def test_values_and_gradients_agree_with_float64(shape: tuple[int, int, int], gi
     for fused, kind in ((True, torch.float32), (False, torch.float32), (False, torch.float64)):
         device = DEVICE if fused else "cpu"
         tensors = [None if t is None else t.to(device, kind).requires_grad_() for t in inputs.values()]
-        both = layer_norm(*tensors, eps=1e-3, rms=rms, dtype=kind) if fused else oracle(*tensors, rms)
+        both = layer_norm(*tensors, eps=1e-3, rms=rms, dtype=kind)[:2] if fused else oracle(*tensors, rms)
         leaves, above = [t for t in tensors if t is not None], gradients.to(device, kind).requires_grad_()
         first = torch.autograd.grad(both, leaves, list(above), retain_graph=True)
         again = torch.autograd.grad(both, leaves, list(above), create_graph=True)
@@ -70,7 +70,7 @@ def test_values_and_gradients_agree_with_float64(shape: tuple[int, int, int], gi
 def test_a_sum_has_the_dtype_of_pytorch_and_the_norm_the_one_asked_for() -> None:
     inputs = draw((2, 5, 16), "yswb", torch.bfloat16)
     leaves = [t.to(DEVICE).requires_grad_() for t in inputs.values() if t is not None]
-    s, n = layer_norm(*leaves, eps=1e-3, dtype=torch.bfloat16)
+    s, n, _ = layer_norm(*leaves, eps=1e-3, dtype=torch.bfloat16)
     assert (s.dtype, n.dtype) == (torch.float32, torch.bfloat16)
     found = torch.autograd.grad(n, leaves, torch.ones_like(n))
     assert [t.dtype for t in found] == [t.dtype for t in leaves]
@@ -87,7 +87,7 @@ def test_a_member_that_is_not_finite_leaves_the_others_as_they_are() -> None:
         leaves = [t.clone().requires_grad_() for t in inputs]
         if sick:
             leaves[0].data[1, 0, 0] = torch.nan
-        both = layer_norm(*leaves, eps=1e-3, dtype=torch.float32)
+        both = layer_norm(*leaves, eps=1e-3, dtype=torch.float32)[:2]
         passes.append((*both, *torch.autograd.grad(sum(t.square().sum() for t in both), leaves)))
     for sound, beside in zip(*passes, strict=True):
         assert sound[[0, 2]].equal(beside[[0, 2]])
@@ -106,7 +106,7 @@ def test_a_dropout_of_the_branch_has_the_mask_of_its_rows(shape: tuple[int, int,
         tensors = [None if t is None else t.to(device, kind).requires_grad_() for t in inputs.values()]
         dropout = Dropout(seeds.to(device), steps.to(device), 2, 0.4, 3)
         if fused:
-            both = layer_norm(*tensors, eps=1e-3, dtype=kind, dropout=dropout)
+            both = layer_norm(*tensors, eps=1e-3, dtype=kind, dropout=dropout)[:2]
         else:
             both = oracle(*tensors, False, kept / 0.6)
         leaves = [t for t in tensors if t is not None]
@@ -117,6 +117,28 @@ def test_a_dropout_of_the_branch_has_the_mask_of_its_rows(shape: tuple[int, int,
         found.append([*both, *first, *torch.autograd.grad(total, leaves, materialize_grads=True)])
     for one, exact in zip(*found, strict=True):
         torch.testing.assert_close(one.double().cpu(), exact, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("users", ["both", "copy"])
+@pytest.mark.parametrize("given", ["", "yswb"])
+def test_a_copy_is_the_norm_in_its_dtype_and_adds_its_gradient(given: str, users: str) -> None:
+    inputs = draw((2, 5, 16), given)
+    own, of_copy = torch.randn(2, 5, 16), torch.randint(-3, 4, (2, 5, 16)).float()  # exact in halves
+    own = own if users == "both" else torch.zeros_like(own)
+    leaves = [None if t is None else t.to(DEVICE).requires_grad_() for t in inputs.values()]
+    wide = [None if t is None else t.double().requires_grad_() for t in inputs.values()]
+    _, n, copy = layer_norm(*leaves, eps=1e-3, dtype=torch.float32, copy=torch.bfloat16)
+    assert copy is not None
+    torch.testing.assert_close(copy, n.to(torch.bfloat16), rtol=2.0**-7, atol=0)  # the interpreter cuts off
+    total = (copy * of_copy.to(copy)).sum(dtype=torch.float32)
+    total = total if users == "copy" else total + (n * own.to(DEVICE)).sum()
+    exact = (oracle(*wide, False)[1] * (own + of_copy)).sum()
+    wanted, wanted_wide = ([t for t in tensors if t is not None] for tensors in (leaves, wide))
+    expected = torch.autograd.grad(exact, wanted_wide)
+    for create_graph in (False, True):
+        found = torch.autograd.grad(total, wanted, retain_graph=True, create_graph=create_graph)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one.double().cpu(), other, rtol=1e-4, atol=1e-4)
 
 
 def test_other_shapes_are_refused() -> None:

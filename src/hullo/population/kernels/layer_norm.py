@@ -4,7 +4,8 @@
 
 for features (members, rows, columns): each member has its own weight and bias, each row its own statistics. y is the
 product of a linear layer and `shift` that layer's bias, so that a residual block ends, perhaps with a dropout, and the
-next begins in one pass over memory. The backward pass adds up the gradients of s and n in one pass, too. Column sums
+next begins in one pass over memory, which may also write a copy of n for products under autocast. The backward pass
+adds up the gradients of s, n and the copy in one pass, too. Column sums
 for the gradients of weight, bias and shift are kept in registers and written once per program; a second kernel adds
 them up in a fixed order. RMS norm subtracts no mean and has no bias. Statistics are computed in float32.
 """
@@ -13,6 +14,7 @@ them up in a fixed order. RMS norm subtracts no mean and has no bias. Statistics
 # ruff: noqa: N803 (constants are in capitals, in Triton)
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -42,8 +44,9 @@ def layer_norm(
     rms: bool = False,
     dtype: torch.dtype,
     dropout: Dropout | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return the sum s and the normalized features n; s is x itself if there is no y.
+    copy: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the sum s, the normalized features n and perhaps a copy of n; s is x itself if there is no y.
 
     Args:
         x: features, (members, rows, columns).
@@ -54,12 +57,14 @@ def layer_norm(
         rms: whether rows are divided by their root mean square alone.
         dtype: of n. The dtype of s is what PyTorch gives to x + y.
         dropout: of y + shift, if there is one.
+        copy: the dtype of the copy, if there is one.
     """
     if x.dim() != 3 or (y is not None and y.shape != x.shape):
         given = f"{tuple(x.shape)}" if y is None else f"{tuple(x.shape)} and {tuple(y.shape)}"
         raise ValueError(f"features of shape {given}; give (members, rows, columns)")
-    found: tuple[Tensor, ...] = _LayerNorm.apply(x, y, shift, weight, bias, _Call(eps, rms, dtype, dropout))
-    return (x, found[0]) if y is None else (found[0], found[1])
+    found: tuple[Tensor, ...] = _LayerNorm.apply(x, y, shift, weight, bias, _Call(eps, rms, dtype, dropout, copy))
+    s, n, *copies = (x, *found) if y is None else found
+    return s, n, copies[0] if copies else None
 
 
 class Dropout(NamedTuple):
@@ -79,6 +84,7 @@ class _Call(NamedTuple):
     rms: bool
     dtype: torch.dtype
     dropout: Dropout | None
+    copy: torch.dtype | None
 
 
 class _LayerNorm(torch.autograd.Function):
@@ -90,6 +96,7 @@ class _LayerNorm(torch.autograd.Function):
         members, rows, columns = x.shape
         s = x if y is None else torch.empty_like(x, dtype=torch.promote_types(x.dtype, y.dtype))
         n = torch.empty_like(x, dtype=call.dtype)
+        copies = [] if call.copy is None else [torch.empty_like(x, dtype=call.copy)]
         statistics = torch.empty(2, members, rows, dtype=torch.float32, device=x.device)
         size = FORWARD if call.dropout is None else FORWARD // 2  # a mask takes registers
         constants = _constants(columns, size, rows, call, weight)
@@ -97,24 +104,26 @@ class _LayerNorm(torch.autograd.Function):
         grid = (triton.cdiv(rows, constants["ROWS"]), members)
         with torch.cuda.device_of(x):
             _forward[grid](
-                *(x if item is None else item for item in (x, y, shift, weight, bias)), s, n, statistics,
-                seeds, steps, first, rows, call.eps, ADD=y is not None, SHIFT=shift is not None, BIAS=bias is not None,
-                **constants,
+                *(x if item is None else item for item in (x, y, shift, weight, bias)), s, n, *copies or [n],
+                statistics, seeds, steps, first, rows, call.eps, COPY=len(copies) > 0, ADD=y is not None,
+                SHIFT=shift is not None, BIAS=bias is not None, **constants,
             )  # fmt: skip
         ctx.save_for_backward(s, statistics, weight)
         ctx.call, ctx.dtypes = call, [None if item is None else item.dtype for item in (x, y, shift, weight, bias)]
         ctx.set_materialize_grads(False)
-        return (n,) if y is None else (s, n)
+        return (n, *copies) if y is None else (s, n, *copies)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         s, statistics, weight = ctx.saved_tensors
         members, rows, columns = s.shape
-        ds, dn = gradients if len(gradients) == 2 else (None, gradients[0])
+        ds, *of_norm = gradients if ctx.dtypes[1] is not None else (None, *gradients)
+        dns = [item.contiguous() for item in of_norm if item is not None]
         if torch.is_grad_enabled():
-            return _differentiable_backward(ctx, s, weight, ds, dn)
+            total = functools.reduce(torch.add, dns) if dns else None
+            return _differentiable_backward(ctx, s, weight, ds, total)
         ds = None if ds is None else ds.contiguous()
-        dn = torch.zeros_like(s) if dn is None else dn.contiguous()
+        dn, *dcopies = dns or [torch.zeros_like(s)]
         x_dtype, y_dtype, shift, scale, bias = ctx.dtypes
         constants = _constants(columns, BACKWARD, rows, ctx.call, weight)
         seeds, steps, *_, first = ctx.call.dropout or (s, s, 0)
@@ -127,8 +136,9 @@ class _LayerNorm(torch.autograd.Function):
         partial = torch.empty(members, splits, parts, columns, dtype=torch.float32, device=s.device)
         with torch.cuda.device_of(s):
             _backward[(splits, members)](
-                dn, dn if ds is None else ds, s, statistics, s if weight is None else weight, dx, dy, partial,
-                seeds, steps, first, rows, tiles, GIVEN=ds is not None, TWO=dy is not dx, PARTS=parts, **constants,
+                dn, *dcopies or [dn], dn if ds is None else ds, s, statistics, s if weight is None else weight,
+                dx, dy, partial, seeds, steps, first, rows, tiles, COPY=len(dcopies) > 0, GIVEN=ds is not None,
+                TWO=dy is not dx, PARTS=parts, **constants,
             )  # fmt: skip
         sums = column_sums(partial, torch.float32)
         dshift = None if shift is None else sums[2].to(shift)
@@ -184,8 +194,8 @@ def _factors(
 
 @triton.jit
 def _forward(
-    x_ptr, y_ptr, shift_ptr, weight_ptr, bias_ptr, s_ptr, n_ptr, statistics_ptr, seeds, steps, first, rows, eps,
-    PURPOSE: tl.constexpr, LEAST: tl.constexpr, SCALE: tl.constexpr, DROP: tl.constexpr,
+    x_ptr, y_ptr, shift_ptr, weight_ptr, bias_ptr, s_ptr, n_ptr, copy_ptr, statistics_ptr, seeds, steps, first, rows,
+    eps, PURPOSE: tl.constexpr, LEAST: tl.constexpr, SCALE: tl.constexpr, DROP: tl.constexpr, COPY: tl.constexpr,
     ADD: tl.constexpr, SHIFT: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, RMS: tl.constexpr,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -218,6 +228,8 @@ def _forward(
     if BIAS:
         n += tl.load(bias_ptr + own, mask=known, other=0.0).to(tl.float32)
     tl.store(n_ptr + at, n.to(n_ptr.dtype.element_ty), mask=inside)
+    if COPY:
+        tl.store(copy_ptr + at, n.to(copy_ptr.dtype.element_ty), mask=inside)
     to = statistics_ptr + member * rows + row
     tl.store(to, mean, mask=row < rows)
     tl.store(to + tl.num_programs(1).to(tl.int64) * rows, inverse, mask=row < rows)
@@ -225,10 +237,10 @@ def _forward(
 
 @triton.jit
 def _backward(
-    dn_ptr, ds_ptr, s_ptr, statistics_ptr, weight_ptr, dx_ptr, dy_ptr, partial_ptr, seeds, steps, first, rows, tiles,
-    PURPOSE: tl.constexpr, LEAST: tl.constexpr, SCALE: tl.constexpr, DROP: tl.constexpr,
-    GIVEN: tl.constexpr, TWO: tl.constexpr, PARTS: tl.constexpr, WEIGHT: tl.constexpr, RMS: tl.constexpr,
-    WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    dn_ptr, dcopy_ptr, ds_ptr, s_ptr, statistics_ptr, weight_ptr, dx_ptr, dy_ptr, partial_ptr, seeds, steps, first,
+    rows, tiles, PURPOSE: tl.constexpr, LEAST: tl.constexpr, SCALE: tl.constexpr, DROP: tl.constexpr,
+    COPY: tl.constexpr, GIVEN: tl.constexpr, TWO: tl.constexpr, PARTS: tl.constexpr, WEIGHT: tl.constexpr,
+    RMS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     split, splits = tl.program_id(0), tl.num_programs(0)
     member = tl.program_id(1).to(tl.int64)
@@ -249,6 +261,8 @@ def _backward(
         inverse = tl.load(there + tl.num_programs(1).to(tl.int64) * rows, mask=each < rows, other=0.0)[:, None]
         s = tl.load(s_ptr + at, mask=inside, other=0.0).to(tl.float32)
         dn = tl.load(dn_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        if COPY:
+            dn += tl.load(dcopy_ptr + at, mask=inside, other=0.0).to(tl.float32)
         xhat = tl.where(inside, (s - mean) * inverse, 0.0)
         dweight += dn * xhat
         dbias += dn
