@@ -144,10 +144,10 @@ def test_functions_for_pytorch_name_those_for_keras():
     act = hullo.keras.AffineHull(["relu", "tanh"])
     model = keras.Sequential([keras.Input((4,)), act])
     for function in (hullo.replace_activations, hullo.summary, hullo.fold):
-        with pytest.raises(TypeError, match=rf"not a Keras Sequential; use hullo\.keras\.{function.__name__}"):
+        with pytest.raises(TypeError, match=r"not a Sequential; see hullo\.keras"):
             function(model)
     for function in (hullo.plot, hullo.parameter_groups):
-        with pytest.raises(TypeError, match=r"not a Keras Sequential; to_torch\(\)"):
+        with pytest.raises(TypeError, match=r"not a Sequential; see hullo\.keras"):
             function(model)
     with pytest.raises(TypeError, match=r"got a AffineHull, .*to_torch\(\)"):
         hullo.is_monotone(act)

@@ -137,6 +137,9 @@ def _numbers(tensor: Any) -> list[float]:
 
 def _xielu_coefficients(module: Any) -> tuple[float, ...]:
     """Return the factors of x, of the square for positive x, and of exp(x) - 1 - x for negative x."""
-    (positive,), (negative,) = _numbers(module.alpha_p), _numbers(module.alpha_n)  # raw, of a softplus
-    beta = float(module.beta)
-    return beta, math.log1p(math.exp(positive)), beta + math.log1p(math.exp(negative))
+    ((positive,), (negative,)), beta = map(_numbers, (module.alpha_p, module.alpha_n)), float(module.beta)
+    return beta, _softplus(positive), beta + _softplus(negative)
+
+
+def _softplus(x: float) -> float:
+    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))

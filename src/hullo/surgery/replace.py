@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -22,17 +23,6 @@ from hullo.surgery.state import Inputs, Structure
 from hullo.surgery.summary import keep, why_not_replaced
 
 _WRAPPERS = frozenset({"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"})
-_DDP_OPTIONS = (
-    "device_ids",
-    "output_device",
-    "dim",
-    "broadcast_buffers",
-    "process_group",
-    "find_unused_parameters",
-    "gradient_as_bucket_view",
-    "static_graph",
-)
-
 _INSIDE = {"DataParallel": "module", "DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}
 
 Selector = str | type[nn.Module] | Callable[[Site], bool]
@@ -142,8 +132,8 @@ def replace_activations(
         raise
     for wrapper in reversed(wrappers):
         if type(wrapper).__name__ == "DistributedDataParallel":  # it reduces gradients of the parameters it began with
-            options = {name: getattr(wrapper, name) for name in _DDP_OPTIONS}
-            vars(wrapper).update(vars(type(wrapper)(wrapper.module, **options)))
+            options = [name for name in inspect.signature(type(wrapper)).parameters if name in vars(wrapper)]
+            vars(wrapper).update(vars(type(wrapper)(**{name: getattr(wrapper, name) for name in ("module", *options)})))
     return whole
 
 
@@ -309,14 +299,6 @@ class Choice:
 
     def select(self, sites: Sequence[Site]) -> list[Site]:
         """Return the chosen sites; raise ValueError if there are none."""
-        hulls = self._hulls
-        present = f"the model has {len(hulls)} hulls already, such as {hulls[0]}" if hulls else ""
-        if not sites and present:
-            raise ValueError(f"{present}, and no other activations; hullo.summary lists them, hullo.fold removes them")
-        if not sites:
-            raise ValueError(
-                "no activations were found in the model; to replace a single activation, make a hull yourself"
-            )
         replaceable = [site for site in sites if not site.reason and self._has_function(site)]
         chosen = [
             site
@@ -324,18 +306,19 @@ class Choice:
             if self._choices is None or any(_matches(site, choice) for choice in self._choices)
         ]
         if not chosen and replaceable:
-            listed = ", ".join(site.name for site in replaceable[:8])
-            more = ", ..." if replaceable[8:] else ""
-            raise ValueError(f"where={self._where!r} matches none of {len(replaceable)} sites: {listed}{more}")
-        if not chosen and (counts := count_mentions(sites)):
-            what = "no other module" if present else "no module"
             raise ValueError(
-                f"{what} can be replaced; the source calls functions: {counts}; example_inputs= finds them"
+                f"where={self._where!r} matches none of {len(replaceable)} sites: "
+                + _shorten((site.name for site in replaceable), ", ")
             )
         if not chosen:
-            listed = "; ".join(f"{site.name or 'the model'} ({site.function}): {self._why(site)}" for site in sites[:8])
-            listed += "; ..." if sites[8:] else ""
-            raise ValueError(f"{present or 'the model has no hulls'}, and no activation can be replaced: {listed}")
+            found = [f"{site.name or 'the model'} ({site.function}): {self._why(site)}" for site in sites]
+            counts = count_mentions(sites)
+            present = f"the model has {len(self._hulls)} hulls already, and " if self._hulls else ""
+            raise ValueError(
+                f"{present}no activation can be replaced: "
+                + (f"the source calls functions: {counts}; example_inputs= finds them. " if counts else "")
+                + (_shorten(found, "; ") or "none was found")
+            )
         return chosen
 
     def _has_function(self, site: Site) -> bool:
@@ -344,6 +327,12 @@ class Choice:
     def _why(self, site: Site) -> str:
         is_excluded = not site.reason and self._functions is not None
         return f"excluded by functions={self._functions}" if is_excluded else why_not_replaced(site, False)
+
+
+def _shorten(items: Iterable[str], separator: str) -> str:
+    """Return the first eight items as text."""
+    listed = list(items)
+    return separator.join([*listed[:8], *["..."][: len(listed) > 8]])
 
 
 def _read_functions(given: Iterable[str] | None) -> tuple[set[str], set[str]]:

@@ -305,22 +305,6 @@ def input_of(node: ast.Call, argument: tuple[int, str] = (0, "")) -> ast.expr | 
 # Hulls
 
 
-def _as_module(caller: str, model: object) -> nn.Module:
-    """Return the model; raise an error that says what to give instead if it is no module of PyTorch."""
-    keras = sys.modules.get("keras")
-    if keras is not None and isinstance(model, keras.layers.Layer):  # a torch.nn.Module on the backend torch
-        has_own = caller in ("replace_activations", "summary", "fold")
-        hint = (
-            f"use hullo.keras.{caller}" if has_own else "to_torch() of a layer of hullo.keras returns a torch.nn.Module"
-        )
-        raise TypeError(f"{caller} takes a torch.nn.Module, not a Keras {type(model).__name__}; {hint}")
-    if isinstance(model, type):
-        raise TypeError(f"{caller} takes a torch.nn.Module, not a class; give an object, as in {model.__name__}()")
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"{caller} takes a torch.nn.Module, not a {type(model).__name__}; give the model itself")
-    return model
-
-
 def named_hulls(caller: str, model: object, required: bool = False) -> dict[str, Hull]:
     """Return the hulls of a model by name, for a public function.
 
@@ -328,7 +312,11 @@ def named_hulls(caller: str, model: object, required: bool = False) -> dict[str,
         TypeError: the model is not a module, or one that holds several networks.
         ValueError: there are no hulls, but they are required.
     """
-    model = _as_module(caller, model)
+    keras = sys.modules.get("keras")
+    is_keras = keras is not None and isinstance(model, keras.layers.Layer)  # a torch.nn.Module on the backend torch
+    if is_keras or not isinstance(model, nn.Module):
+        hint = "see hullo.keras for functions of Keras" if is_keras else "give the model itself"
+        raise TypeError(f"{caller} takes a torch.nn.Module, not a {type(model).__name__}; {hint}")
     if caller and (hint := getattr(type(model), "surgery_hint", "")):
         raise TypeError(f"{caller} does not take a {type(model).__name__}; {hint}")
     hulls = {name: module for name, module in model.named_modules() if isinstance(module, Hull)}
