@@ -23,21 +23,20 @@ from torch import Tensor, nn
 
 from hullo.modules import Hull
 from hullo.recognition.known import Reading
-from hullo.recognition.probe import DOUBLE
 from hullo.surgery.observe import IN_SCRIPT, Call, Observer
 from hullo.surgery.sites import Site
 from hullo.surgery.state import Inputs, hook_inputs, restored, run
 
-MODES = ("training", "evaluation")
-_TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+_RUNS = (("training", True), ("evaluation", False), ("evaluation", True))
+"""Modes, and whether gradients are enabled: evaluation mode has them only if it fails without, as in a force field."""
+
+_TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 _KINDS = {"outputs": ("output", 1.0), "buffers": ("buffer ", 1.0), "gradients": ("gradient of ", 10.0)}
 """Prefixes of names in messages, and multiples of the tolerance, by what is compared."""
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _MAX_DEPTH = 12
-_ROUNDINGS = 8  # differences up to this multiple of the effect of rounding are accepted
 _SHIFT = 10  # of coefficients, so that dead units may become active
-_EPSILONS = 4  # rounding of one activation or weight, in machine epsilons
 
 Leaves = dict[str, Any]  # tensors and numbers in the output of a model, by path
 
@@ -80,31 +79,23 @@ class Comparison:
             if torch.nn.parameter.is_lazy(item):
                 raise ValueError(f"{name} is uninitialized: run the model once before you give example_inputs")
         self.inputs, self._backward = inputs, backward and not _is_distributed(model)
-        self._observes, self._evaluates_with_gradients = observe, False
+        self._observes, self._gradients = observe, dict[str, bool]()
         dtypes = {item.dtype for item in [*model.parameters(), *model.buffers(), *_tensors(inputs)]}
         self._tolerance = max([coarsest, *(_TOLERANCES.get(dtype, 0.0) for dtype in dtypes)])
-        self._epsilon = max((torch.finfo(dtype).eps for dtype in dtypes if dtype in _TOLERANCES), default=0.0)
         self.shapes: dict[str, Tensor] = {}  # the last input of each hull, on the meta device
         self.readings: dict[int, tuple[nn.Module, Reading | None]] = {}
         self.ran: set[int] = set()  # the ids of modules that ran
         self.expected: dict[str, Outcome] = {}
-        self.failures: dict[str, Exception] = {}
-        for mode in MODES:
-            try:
-                self.expected[mode] = self._run_original(model, mode)
-            except Exception as error:  # in training mode, a batch of one may fail, or targets may be missing
-                self.failures[mode] = error
+        failures: list[Exception] = []
+        for mode, gradients in _RUNS:
+            if mode not in self.expected:
+                self._gradients[mode] = gradients
+                try:
+                    self.expected[mode] = self._run(model, mode, is_original=True)
+                except Exception as error:  # in training mode, a batch of one may fail, or targets may be missing
+                    failures.append(error)
         if not self.expected:
-            raise self.failures[MODES[-1]]
-
-    def _run_original(self, model: nn.Module, mode: str) -> Outcome:
-        try:
-            return self._run(model, mode, is_original=True)
-        except Exception:
-            if mode == "training":
-                raise
-            self._evaluates_with_gradients = True  # a forward that differentiates
-            return self._run(model, mode, is_original=True)
+            raise failures[-1]
 
     @property
     def calls(self) -> list[Call]:
@@ -133,9 +124,8 @@ class Comparison:
         is_original: bool = False,
         observe: bool = True,
         backward: bool | None = None,
-        noise: float = 0.0,
     ) -> Outcome:
-        """Run a model; `noise` perturbs its weights and the outputs of its hulls as rounding does."""
+        """Run a model in a mode; `backward` computes gradients, by default if they are compared."""
         backward = (mode == "training" and self._backward) if backward is None else backward
         outcome = Outcome()
 
@@ -146,20 +136,15 @@ class Comparison:
         observer = Observer(model, mode, self.readings, is_original) if self._observes and observe else None
         with contextlib.ExitStack() as stack:
             stack.enter_context(restored(model))
-            stack.enter_context(
-                torch.set_grad_enabled(backward or mode == "training" or self._evaluates_with_gradients)
-            )
+            stack.enter_context(torch.set_grad_enabled(backward or self._gradients[mode]))
             if "torch._dynamo" in sys.modules:  # otherwise nothing is compiled, and the import takes seconds
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             hook_inputs(model, record)
-            for module in model.modules() if backward else ():
-                module._backward_hooks.clear()
-                module._backward_pre_hooks.clear()
             for module in model.modules():
+                module._backward_hooks.clear()  # restored, as all that a run changes
+                module._backward_pre_hooks.clear()
                 if isinstance(module, nn.TransformerEncoder):
                     module.use_nested_tensor = False  # hulls do not take nested tensors
-            if noise:
-                _perturb(model, noise)
             model.train(mode == "training")
             with observer or contextlib.nullcontext():
                 output = run(model, self.inputs)
@@ -172,8 +157,7 @@ class Comparison:
                 except Exception:
                     if not is_original:
                         raise
-                if is_original and not outcome.gradients:
-                    self._backward = False
+                self._backward &= bool(outcome.gradients) or not is_original
             return outcome
 
     def run_changed(self, model: nn.Module, mode: str, **options: Any) -> Outcome:
@@ -189,30 +173,20 @@ class Comparison:
         outcomes = {}
         for mode, expected in self.expected.items():
             outcomes[mode] = self.run_changed(model, mode, observe=True)
-            self._compare(model, mode, outcomes[mode], expected)
+            self._compare(mode, outcomes[mode], expected)
         return outcomes
 
-    def _compare(self, model: nn.Module, mode: str, actual: Outcome, expected: Outcome) -> None:
-        """Raise an error if a run differs by more than rounding, which the model may amplify."""
-        noisy: list[Outcome] = []  # the same run with rounding errors, and without
+    def _compare(self, mode: str, actual: Outcome, expected: Outcome) -> None:
+        """Raise an error if a run differs by more than rounding."""
         for kind, (what, multiple) in _KINDS.items():
             found, wanted = getattr(actual, kind), getattr(expected, kind)
             if kind != "outputs":  # others may have gone with a replaced module
                 found, wanted = _common(found, wanted), _common(wanted, found)
-            tolerance, is_gradient = multiple * self._tolerance, kind == "gradients"
-            where, distance = difference(found, wanted, common_scale=is_gradient)
-            if distance <= tolerance:
-                continue
-            if not noisy:
-                noise = _EPSILONS * self._epsilon
-                noisy = [self._run(model, mode, noise=noise, observe=False), self._run(model, mode, observe=False)]
-            noise, unsteady = (
-                difference(_common(getattr(item, kind), found), found, common_scale=is_gradient)[1] for item in noisy
-            )
-            if distance > _ROUNDINGS * noise or unsteady > tolerance:
+            where, distance = difference(found, wanted, common_scale=kind == "gradients")
+            if distance > multiple * self._tolerance:
                 raise RuntimeError(
                     f"the changed model computes something else: in {mode} mode, {what}{where} differs by "
-                    f"{distance:.2g} relative to its largest number; the tolerance is {tolerance:.0e}"
+                    f"{distance:.2g} relative to its largest number; the tolerance is {multiple * self._tolerance:.0e}"
                 )
 
     def check_hulls(self, model: nn.Module, outcomes: Mapping[str, Outcome], sites: Mapping[str, Site]) -> set[str]:
@@ -290,24 +264,6 @@ def _common(leaves: Leaves, others: Leaves) -> Leaves:
     return {name: item for name, item in leaves.items() if name in others}
 
 
-def _perturb(model: nn.Module, noise: float) -> None:
-    """Perturb weights by rounding, and outputs of hulls by as much as rounding and recognition may change them."""
-    generator = torch.Generator().manual_seed(0)
-
-    def factors(item: Tensor, least: float = 0.0) -> Tensor:
-        signs = torch.randint(0, 2, item.shape, generator=generator).to(item.device, item.dtype) * 2 - 1
-        coarse = _EPSILONS * torch.finfo(item.dtype).eps  # of a submodule with a coarser dtype than the rest
-        return 1 + max(noise, coarse, least) * signs
-
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.is_floating_point():
-                parameter.mul_(factors(parameter))
-    for module in model.modules():
-        if isinstance(module, Hull):
-            module.register_forward_hook(lambda module, inputs, y: y * factors(y.detach(), DOUBLE.relative))
-
-
 def difference(actual: Leaves, expected: Leaves, common_scale: bool = False) -> tuple[str, float]:
     """Return the path at which two outputs differ most, and by how much relative to the largest number there."""
     worst = ("", 0.0)
@@ -358,14 +314,7 @@ def _differentiate(model: nn.Module, output: Any) -> tuple[dict[str, Tensor], se
         return {}, set()
     generator = torch.Generator().manual_seed(0)
     weights = [torch.randn(item.shape, generator=generator).to(item) for item in found]
-    hooks = [(p._backward_hooks, dict(p._backward_hooks)) for p in parameters if p._backward_hooks]
-    for registered, _ in hooks:
-        registered.clear()
-    try:
-        gradients = torch.autograd.grad(found, parameters, weights, retain_graph=True, allow_unused=True)
-    finally:
-        for registered, content in hooks:
-            registered.update(content)
+    gradients = torch.autograd.grad(found, parameters, weights, retain_graph=True, allow_unused=True)
     given = {id(p): gradient for p, gradient in zip(parameters, gradients, strict=True) if gradient is not None}
     hulls = [module for module in model.modules() if isinstance(module, Hull)]
     raw = {id(item) for hull in hulls for item in hull.parameters()}
