@@ -67,8 +67,5 @@ def test_invalid_plot_is_rejected() -> None:
         hullo.plot(nn.Linear(1, 1))
     with pytest.raises(ValueError, match=r"limits=\(3, 1\)"):
         hullo.plot(hullo.AffineHull("relu"), limits=(3, 1))
-    for limits in (3, (1, 2, 3), ("a", "b")):
-        with pytest.raises(TypeError, match=r"limits=.*give two numbers"):
-            hullo.plot(hullo.AffineHull("relu"), limits=limits)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="coefficients of 0 have no values, on the meta device"):
+    with pytest.raises(ValueError, match="coefficients of a hull have no values, on the meta device"):
         hullo.plot(nn.Sequential(hullo.AffineHull("relu", device="meta")))

@@ -177,6 +177,19 @@ class Table(Base):
         return self.acts["leaky"](self.acts["tanh"](self.acts["relu"](self.a(x))))  # type: ignore[no-any-return, operator]
 
 
+class Lambdas(Base):
+    """Lambdas are made in one method and called in another, each after another layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.acts = [lambda x: F.relu(x), torch.tanh]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for act, layer in zip(self.acts, (self.a, self.b), strict=True):
+            x = act(layer(x))
+        return x
+
+
 # The model, its inputs, the hulls, and words of the reason for what is left.
 CASES: dict[type[nn.Module], tuple[Any, list[str], str]] = {
     CallsScript: (X, ["b_tanh"], "scripted code calls it"),
@@ -193,6 +206,7 @@ CASES: dict[type[nn.Module], tuple[Any, list[str], str]] = {
     Reentrant: (X.clone().requires_grad_(), ["parts.0.a_silu", "parts.1.a_silu"], ""),
     ZeroStart: (X, ["a_relu"], ""),
     Unused: (X, ["a_tanh", "b_silu"], ""),
+    Lambdas: (X, ["a_relu.0", "a_relu.1"], ""),
     Table: (X, ["a_leaky_relu", "a_relu", "a_tanh"], ""),
 }
 

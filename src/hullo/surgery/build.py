@@ -173,9 +173,7 @@ def check_factory(hull: Any) -> None:
     if hull is None or (isinstance(hull, type) and issubclass(hull, Hull) and hasattr(hull, "set_class")):
         return
     target = hull.func if isinstance(hull, functools.partial) else hull
-    is_of_hullo = str(getattr(target, "__module__", "")).partition(".")[0] == "hullo"
-    is_module = isinstance(target, nn.Module) or (isinstance(target, type) and issubclass(target, nn.Module))
-    if is_of_hullo or is_module or not callable(hull):
+    if isinstance(target, (type, nn.Module)) or not callable(hull) or target.__module__.startswith("hullo."):
         raise TypeError(
             f"hull={hull!r}: give a class of hulls such as hullo.AffineHull, and its bases, init and groups to "
             "replace_activations; or a function of a hullo.surgery.Site, as in lambda site: hullo.presets.xielu()"

@@ -103,6 +103,8 @@ def _mentions(model: nn.Module, seen: set[tuple[str, Position]], reason: str) ->
         if kind.__module__.startswith("torch.") or isinstance(module, Hull) or read_module(module) is not None:
             continue
         for method in own_functions(kind):
+            if method.__name__ == "__init__":
+                continue  # functions made there run elsewhere
             for function, at, place in activation_calls(method):
                 if (method.__code__.co_filename, at) not in seen:
                     yield Site(name, function, None, place, reason)

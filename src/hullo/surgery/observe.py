@@ -291,9 +291,8 @@ def _locate(frame: types.FrameType | None, members: set[int]) -> _Found | None:
             first = first or frame
             owner = _owner(frame, members)
             if owner is not None:
-                if method_of(type(owner), first.f_code) is not None:
-                    return _Found(owner, first, first)
-                return _Found(owner, frame, first, below)
+                is_nested = method_of(type(owner), first.f_code) == method_of(type(owner), frame.f_code)
+                return _Found(owner, first if is_nested else frame, first, None if is_nested else below)
             below = frame
         frame = frame.f_back
     return None

@@ -53,16 +53,11 @@ def plot(
         '1: affine(identity,relu)'
     """
     hulls = named_hulls("plot", model, required=True)
-    try:
-        low, high = map(float, limits)
-    except (TypeError, ValueError):
-        raise TypeError(f"limits={limits!r}: give two numbers, as in (-4.0, 4.0)") from None
-    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+    low, high = limits
+    if not -math.inf < low < high < math.inf:
         raise ValueError(f"limits={limits!r}: give two finite increasing numbers")
-    if meta := [name for name, hull in hulls.items() if hull.raw.is_meta]:
-        raise ValueError(
-            f"the coefficients of {meta[0] or 'the hull'} have no values, on the meta device; load a state first"
-        )
+    if any(hull.raw.is_meta for hull in hulls.values()):
+        raise ValueError("the coefficients of a hull have no values, on the meta device; load a state first")
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
