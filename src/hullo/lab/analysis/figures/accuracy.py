@@ -37,26 +37,23 @@ def draw_learning(experiment: Experiment) -> Figure:
     """Draw accuracy over epochs, means and 95 % intervals over seeds, with a panel per set of bases.
 
     Beside the hulls of the bases, a panel has the fixed activations that these hulls contain. Means are those of runs
-    that did not diverge; each that did is a thin line up to there, and is counted above the panel. An interval of fewer
-    than three seeds is too wide to show; the runs are thin lines instead. One epoch is a dot.
+    that did not diverge; those that did are counted above the panel. An interval of fewer than three seeds is too wide
+    to show; the runs are thin lines instead. One epoch is a dot.
     """
     panels = arrange(experiment.accuracies)
     curves = {row: intervals(experiment, row) for row in experiment.accuracies}
-    lost = {row: cut_short(experiment, row) for row in experiment.accuracies}
     looks = _looks(experiment.accuracies)
     width = min(2, len(panels))
     height = -(-len(panels) // width)
     figure = Figure(figsize=(WIDTH, 0.8 + 2.3 * height), layout="constrained")
     places = figure.subplots(height, width, sharex=True, sharey=True, squeeze=False)
     for place, (about, rows) in zip(places.flat, panels.items(), strict=False):
-        counts = [f"{_short(row)}: {_count(experiment, row)}" for row in rows if lost[row]]
+        counts = [f"{_short(row)}: {_count(experiment, row)}" for row in rows if experiment.cells[row].diverged]
         place.set_title("\n".join(wrap(text, WIDTH / width - 0.5, 8.0) for text in [about, *counts]))
         for row in rows:
             _draw_curve(place, curves[row], row, looks[row])
             if not _has_interval(curves[row]):
                 _draw_runs(place, experiment, row, looks[row])
-            for reached in lost[row]:
-                _draw_lost(place, reached, looks[row])
         place.grid(axis="y", color=FAINT, linewidth=0.5)
         place.tick_params(labelbottom=True)
     for place in places.flat[len(panels) :]:
@@ -68,16 +65,12 @@ def draw_learning(experiment: Experiment) -> Figure:
     places[0, 0].xaxis.set_major_locator(Round(integer=True))
     places[0, 0].yaxis.set_major_locator(Round())
     start = experiment.epoch // 10  # how curves began, far below, may leave the view
-    seen = [value for runs in lost.values() for reached in runs for value in reached[start:]]
-    for curve in curves.values():
-        seen += [value for point in curve[start:] for value in _ends(point)]
+    seen = [value for curve in curves.values() for point in curve[start:] for value in _ends(point)]
     _set_range(places[0, 0].set_ylim, seen, experiment)
     several = any(point.half is not None for curve in curves.values() for point in curve)
     keys: list[Artist] = []
     if any(map(_has_interval, curves.values())):
         keys.append(Patch(color=GRAY, alpha=0.4, linewidth=0, label="95 % interval"))
-    if any(lost.values()):
-        keys.append(Line2D([], [], color="black", label="diverged", **LOST))
     _explain(figure, looks, keys)
     entitle(figure, f"{experiment.name}: {'means of ' * several}{experiment.seeds}")
     return figure
@@ -106,12 +99,6 @@ def intervals(experiment: Experiment, row: str) -> list[Interval]:
     """Return the accuracies after each epoch of the runs of a row that did not diverge."""
     own = (r for r in experiment.records if r.spec.activation == row and not experiment.lost(r))
     return [Interval.of(reached) for reached in zip(*map(experiment.curve, own), strict=True)]
-
-
-def cut_short(experiment: Experiment, row: str) -> list[list[float]]:
-    """Return the accuracies of the runs of a row that diverged, before they did."""
-    own = (r for r in experiment.records if r.spec.activation == row and experiment.lost(r))
-    return [experiment.curve(record)[: (record.diverged_in or 0) - 1] for record in own]
 
 
 def _count(experiment: Experiment, row: str) -> str:
@@ -174,12 +161,6 @@ def _draw_runs(panel: Axes, experiment: Experiment, row: str, look: dict[str, An
         reached = experiment.curve(record)
         thin: dict[str, Any] = {"color": look["color"], "linewidth": 0.5, "alpha": 0.5}
         panel.plot(range(1, len(reached) + 1), reached, **thin, marker=_mark(reached), markersize=3)
-
-
-def _draw_lost(panel: Axes, reached: Sequence[float], look: dict[str, Any]) -> None:
-    panel.plot(range(1, len(reached) + 1), reached, **look | {"linewidth": 0.7})
-    if reached:
-        panel.plot(len(reached), reached[-1], color=look["color"], **LOST)
 
 
 def _ends(point: Interval) -> tuple[float, ...]:
