@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,9 +13,7 @@ from torch import Tensor
 
 import hullo
 import oracle
-from hullo.bases import formulas, intervals
-from hullo.bases.intervals import Interval
-from hullo.bases.slope_extremes import largest_slope
+from hullo.bases.slope_extremes import _Cells, _enclose, largest_slope
 
 MEMBERS = [
     *hullo.list_bases(), "leaky_relu(0.2)", "leaky_relu(-0.5)", "leaky_relu(2)", "elu(0.5)", "elu(2)", "celu(0.3)",
@@ -190,64 +188,31 @@ def test_rounding_errors_are_not_decreases(coefficients: list[float], expected: 
     assert hullo.is_monotone(coefficients, ["identity", "tanh"]) is expected
 
 
-def test_every_formula_function_has_an_interval_version() -> None:
-    assert intervals.FUNCTIONS.keys() == formulas.FUNCTIONS.keys()
-
-
-ends = (
-    st.floats(-50, 50)
-    | st.floats(-1e6, 1e6)
-    | st.floats(-1e30, 1e30)
-    | st.sampled_from([-3.0, -1.0, 0.0, 1.0, 3.0, 6.0])
-)
-
-
-@given(st.sampled_from(MEMBERS), st.lists(st.tuples(ends, ends), min_size=1, max_size=20))
-@example("sin", [(0.0, 3.0), (-1.0, 1.0), (3.0, 6.0), (2.0, 4.0)])  # around one extreme of sin or cos
-def test_enclosures_hold_at_every_point(name: str, pairs: list[tuple[float, float]]) -> None:
+@pytest.mark.parametrize("name", MEMBERS)
+def test_slopes_turn_nowhere_else(name: str) -> None:
     base = hullo.get_base(name)
-    assert base.formula is not None
-    pairs = [(min(pair), max(pair)) for pair in pairs if pair[0] != pair[1]]
-    if not pairs:
-        return
-    low, high = torch.tensor(pairs, dtype=torch.float64).T
-    value, slope = base.formula.functions(intervals.FUNCTIONS)
-    x = Interval(low, high)
-    at = low + (high - low) * (torch.arange(1, 100, dtype=torch.float64) / 100)[:, None]
-    for found, points in ((value(x), base.function(at)), (slope(x, value(x)), base.derivative(at))):
-        bounds = found if isinstance(found, Interval) else x.constant(found)
-        rounding = 1e-9 * points.abs() + 1e-12 * (1 + at.abs())
-        assert bool((points >= bounds.low - rounding).all())
-        assert bool((points <= bounds.high + rounding).all())
+    waves = [base.turns[0] + n * base.period for n in range(-20, 20)] if base.period else []
+    edges = sorted(waves or {-35.0, 35.0, *base.kinks, *base.turns})
+    for low, high in itertools.pairwise(edges):
+        x = torch.linspace(low + 1e-9, high - 1e-9, 20_001, dtype=torch.float64)
+        steps = base.derivative(x).diff()
+        rounding = 1e-13 * max(1.0, base.derivative(x).abs().max().item())
+        assert bool((steps >= -rounding).all()) or bool((steps <= rounding).all()), (low, high)
+    for turn in base.turns:  # where slopes are the same on both sides
+        before, after = base.derivative(torch.tensor([turn - 1e-5, turn + 1e-5], dtype=torch.float64)).tolist()
+        assert before == pytest.approx(after, abs=1e-11 * max(map(abs, base.slope_bounds)))
 
 
-FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    name: word for name, word in formulas.FUNCTIONS.items() if name not in ("clamp", "minimum", "where", "step")
-}
-
-
-@settings(max_examples=80)
-@given(st.sampled_from(list(FUNCTIONS)), st.floats(-30, 30), st.floats(-12, 1).map(lambda exponent: 10**exponent))
-def test_function_enclosures_are_tight(name: str, start: float, width: float) -> None:
-    start = abs(start) if name in ("sqrt", "log1p") else start
-    low = torch.tensor([start], dtype=torch.float64)
-    high = low + width
-    result = intervals.FUNCTIONS[name](Interval(low, high))
-    values = FUNCTIONS[name](torch.linspace(start, high.item(), 2001, dtype=torch.float64))
-    spread = (values.max() - values.min()).item()
-    error = 1e-13 * values.abs().max().item() + 1e-13
-    assert result.low.item() <= values.min().item()
-    assert values.max().item() <= result.high.item()
-    assert result.low.item() >= values.min().item() - 1e-3 * spread - error
-    assert result.high.item() <= values.max().item() + 1e-3 * spread + error
-
-
-@pytest.mark.parametrize("name", sorted(FUNCTIONS.keys() - {"abs", "positive_part", "square"}))
-def test_enclosures_allow_for_rounding_errors_of_functions(name: str) -> None:
-    x = torch.tensor([0.7], dtype=torch.float64)
-    value, enclosure = FUNCTIONS[name](x), intervals.FUNCTIONS[name](Interval(x, x))
-    assert enclosure.low < value * (1 - 2.0**-50)
-    assert enclosure.high > value * (1 + 2.0**-50)
+@given(st.sampled_from(list(WAVES)), st.floats(-1e3, 1e3) | st.floats(-1e30, 1e30), st.floats(-3, 3))
+@example("sin", 3.0, 0.0)  # around a turn to falling, and one to rising
+@example("sin", 6.0, 0.0)
+def test_slopes_of_waves_are_within_the_bounds_of_a_cell(name: str, start: float, log_width: float) -> None:
+    wave, cells = hullo.get_base(name), _Cells(*torch.tensor([[start], [start + 10**log_width]], dtype=torch.float64))
+    if cells.low < cells.high:
+        bounds = _enclose(wave, cells, wave)
+        slopes = wave.derivative(torch.linspace(cells.low.item(), cells.high.item(), 10_001, dtype=torch.float64))
+        assert bounds.low - 1e-9 * wave.period <= slopes.min()
+        assert slopes.max() <= bounds.high + 1e-9 * wave.period
 
 
 @pytest.mark.parametrize(("slope", "expected"), [(1.44, True), (1.439, None), (1.438, False)])

@@ -70,6 +70,8 @@ class Base:
         slopes_at_zero: the slopes at 0- and 0+.
         slope_bounds: the infimum and supremum of f' over the real line; of your own functions, over samples.
         kinks: where f' jumps.
+        turns: where f' turns from rising to falling or back, other than at kinks; unknown for your own functions.
+        period: the distance between the turns of a wave, which has the first of them in `turns`; 0 for others.
         formula: the text of f, for kernels and other frameworks; None for a Python function.
         is_certain: whether the slope bounds are proved, as in the catalogue; your own were measured at samples.
 
@@ -88,6 +90,8 @@ class Base:
     slopes_at_zero: tuple[float, float]
     slope_bounds: tuple[float, float]
     kinks: tuple[float, ...] = ()
+    turns: tuple[float, ...] = ()
+    period: float = 0.0
     formula: Formula | None = None
     is_certain: bool = True
 

@@ -27,13 +27,15 @@ def make_base(
     at_zero: tuple[float, float, float] = (0.0, 1.0, 1.0),
     bounds: tuple[float, float] = (0.0, 1.0),
     kinks: tuple[float, ...] = (),
+    turns: tuple[float, ...] = (),
+    period: float = 0.0,
     is_smooth: bool = False,
 ) -> Base:
     """Return a base from its formula; `at_zero` is the value and the slopes at 0- and 0+."""
     formula = Formula(value, slope, is_smooth)
     differentiable = Formula(from_the_right(value), from_the_right(slope)) if is_smooth else formula
     written, slope_function = differentiable.functions(FUNCTIONS)
-    return Base(name, native or written, slope_function, at_zero[0], at_zero[1:], bounds, kinks, formula)
+    return Base(name, native or written, slope_function, at_zero[0], at_zero[1:], bounds, kinks, turns, period, formula)
 
 
 def add(*formula: Any, **facts: Any) -> None:
@@ -59,6 +61,8 @@ def _unit(raw: Base, **changes: Any) -> Base:
         "at_zero": (0.0, left / right, 1.0),
         "bounds": (low / right, high / right),
         "kinks": raw.kinks,
+        "turns": raw.turns,
+        "period": raw.period,
         "is_smooth": text.is_smooth,
     }
     return make_base(f"unit_{raw.name}", **(facts | changes))
@@ -74,7 +78,7 @@ def _register(item: Base) -> None:
 
 add("identity", "x", "1.0", lambda x: x, bounds=(1.0, 1.0))
 add("relu", "positive_part(x)", "step(x)", torch.relu, at_zero=(0.0, 0.0, 1.0), kinks=(0.0,))
-add("tanh", "tanh(x)", "1 - y * y", torch.tanh)
+add("tanh", "tanh(x)", "1 - y * y", torch.tanh, turns=(0.0,))
 
 
 @family
@@ -116,9 +120,9 @@ def celu(alpha: float = 1.0) -> Base:
     )
 
 
-add("softsign", "x / (1 + abs(x))", "square(1 / (1 + abs(x)))", F.softsign)
-add("arctan", "atan(x)", "1 / (1 + x * x)", torch.atan)
-add("asinh", "asinh(x)", "1 / sqrt(1 + x * x)", torch.asinh)
+add("softsign", "x / (1 + abs(x))", "square(1 / (1 + abs(x)))", F.softsign, turns=(0.0,))
+add("arctan", "atan(x)", "1 / (1 + x * x)", torch.atan, turns=(0.0,))
+add("asinh", "asinh(x)", "1 / sqrt(1 + x * x)", torch.asinh, turns=(0.0,))
 
 
 @family
@@ -132,6 +136,8 @@ def sin(frequency: float = 1.0) -> Base:
         lambda x: torch.sin(x if frequency == 1 else frequency * x),
         at_zero=(0.0, frequency, frequency),
         bounds=(-frequency, frequency),
+        turns=(0.0,),
+        period=math.pi / frequency,
     )
 
 
@@ -141,7 +147,7 @@ add("relu6", "clamp(x, 0.0, 6.0)", "step(x) * step(6 - x)", F.relu6, at_zero=(0.
 # Functions without value zero and slope one at the origin: each as it is, and normalized as unit_...
 
 _GELU_SLOPES = (-0.1289041451851548, 1.1289041451851548)
-_SILU_SLOPES = (-0.09983932012886333, 1.0998393201288632)
+_SILU_SLOPES, _SILU_TURN = (-0.09983932012886333, 1.0998393201288632), 2.3993572805154677
 add(
     "gelu",
     "positive_part(x) - minimum(abs(x), 40.0) * normal_tail(x)",
@@ -149,6 +155,7 @@ add(
     F.gelu,
     at_zero=(0.0, 0.5, 0.5),
     bounds=_GELU_SLOPES,
+    turns=(-math.sqrt(2), math.sqrt(2)),
 )
 add_unit("gelu")
 
@@ -162,6 +169,7 @@ add(
     lambda x: F.gelu(x, approximate="tanh"),
     at_zero=(0.0, 0.5, 0.5),
     bounds=(-0.12899306865877172, 1.1289930686587717),
+    turns=(-1.4185040087908284, 1.4185040087908284),
 )
 
 # GELU's approximation by the sigmoid, x * sigmoid(1.702 x), as in CLIP.
@@ -171,6 +179,7 @@ add(
     "sigmoid(1.702 * x) * (1 + 1.702 * x * (1 - sigmoid(1.702 * x)))",
     at_zero=(0.0, 0.5, 0.5),
     bounds=_SILU_SLOPES,
+    turns=(-_SILU_TURN / 1.702, _SILU_TURN / 1.702),
 )
 add(
     "silu",
@@ -179,6 +188,7 @@ add(
     F.silu,
     at_zero=(0.0, 0.5, 0.5),
     bounds=_SILU_SLOPES,
+    turns=(-_SILU_TURN, _SILU_TURN),
 )
 add_unit("silu")
 
@@ -190,6 +200,7 @@ add(
     F.mish,
     at_zero=(0.0, 0.6, 0.6),
     bounds=(-0.11252612238945403, 1.0884981612517242),
+    turns=(-2.256376396360793, 1.4905711794854284),
     is_smooth=True,
 )
 add_unit("mish")
@@ -215,8 +226,8 @@ def unit_softplus(beta: float = 1.0) -> Base:
     return _unit(softplus(beta), value=text, native=None, is_smooth=True)
 
 
-add("sigmoid", "sigmoid(x)", "y * (1 - y)", torch.sigmoid, at_zero=(0.5, 0.25, 0.25), bounds=(0.0, 0.25))
-add("unit_sigmoid", "2 * tanh(0.5 * x)", "1 - 0.25 * y * y")
+add("sigmoid", "sigmoid(x)", "y * (1 - y)", torch.sigmoid, at_zero=(0.5, 0.25, 0.25), bounds=(0.0, 0.25), turns=(0.0,))
+add("unit_sigmoid", "2 * tanh(0.5 * x)", "1 - 0.25 * y * y", turns=(0.0,))
 
 _SELU_SCALE = 1.0507009873554805
 _SELU_SLOPE = 1.6732632423543772 * _SELU_SCALE  # at 0-
@@ -239,6 +250,7 @@ add(
     torch.erf,
     at_zero=(0.0, _ERF_SLOPE, _ERF_SLOPE),
     bounds=(0.0, _ERF_SLOPE),
+    turns=(0.0,),
 )
 add_unit("erf")
 add(  # the clamp in the slope is 1, but NaN for NaN
@@ -295,4 +307,6 @@ def snake(frequency: float = 1.0) -> Base:
         f"x + square(sin({frequency} * x)) * {1 / frequency!r}",
         f"1 + sin({2 * frequency} * x)",
         bounds=(0.0, 2.0),
+        turns=(math.pi / (4 * frequency),),
+        period=math.pi / (2 * frequency),
     )

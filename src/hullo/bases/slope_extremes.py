@@ -1,9 +1,10 @@
 """Compute the minimum and maximum slope of a combination of bases by branch and bound, with guaranteed accuracy.
 
 The slope of a combination is the combination of slopes. The real line, up to 2^128 on either side, is divided into
-cells. Interval arithmetic (:mod:`hullo.bases.intervals`) encloses each base's slope on a cell; the sum of the bounds
-encloses the slope of the combination. Slopes at points bound the extreme from the other side. Cells that may contain a
-slope beyond the most extreme one found are subdivided until none is left.
+cells. The catalogue knows where the slope of each base turns from rising to falling or back (:attr:`Base.turns`), so
+its slopes at the ends of a cell between two turns enclose all others; the sum of these bounds encloses the slope of the
+combination. Slopes at points bound the extreme from the other side. Cells that may contain a slope beyond the most
+extreme one found are subdivided until none is left.
 
 Everything that does not depend on coefficients is cached per base, so most queries take a few matrix products. Beyond
 2^128 all slopes of the catalogue differ from their limits by less than 2^-128, except those that oscillate and those
@@ -14,7 +15,6 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from hullo.bases.base import Base
-from hullo.bases.intervals import FUNCTIONS, Interval
 
 ACCURACY = 1e-7
 """The accuracy of extremes, relative to the largest slope that the coefficients and bases allow, see
@@ -31,9 +30,9 @@ ACCURACY = 1e-7
 _NEAR, _STEP = 16.0, 1 / 64  # cells of equal width near the origin ...
 _FAR, _PER_DOUBLING = 128, 8  # ... and, further out, of equal ratio, up to 2^128
 _PARTS = 8  # of a cell that is subdivided
-_INSIDE = 2.0**-36  # relative distance from the ends of a cell at which its slopes are sampled
 _MAX_CELLS = 2_000_000
-_WHOLE_TURNS = 2.0**36  # multiples of pi are exact enough up to here
+_CLOSE = 1e-6  # parts of a period: a turn so close to the end of a cell makes no difference
+_WHOLE_PERIODS = 2.0**28  # as many periods from the origin, a turn is exact to a small part of one
 _OUTSIDE = 2.0**100  # where bases that grow without bound are compared
 
 
@@ -46,19 +45,32 @@ class _Cells:
     def middle(self) -> Tensor:
         return self.low + (self.high - self.low) / 2
 
-    def points(self, frequencies: Sequence[float]) -> Tensor:
-        """Return points inside each cell: near the ends, the middle, and extremes of waves."""
-        inside, infinity = (self.high - self.low) * _INSIDE, torch.full_like(self.low, math.inf)
-        first = torch.maximum(self.low + inside, torch.nextafter(self.low, infinity))  # an end may be a kink
-        last = torch.minimum(self.high - inside, torch.nextafter(self.high, -infinity))
-        wave = []
-        for frequency in frequencies:
-            turns = (self.middle * (frequency / math.pi)).round()
-            is_exact = self.middle.abs() * frequency < _WHOLE_TURNS
-            for shift in (-0.5, 0, 0.5, 1):
-                at = ((turns + shift) * (math.pi / frequency)).clamp(first, last)
-                wave.append(torch.where(is_exact, at, self.middle))
-        return torch.stack([first, self.middle, last, *wave])
+    def ends(self) -> tuple[Tensor, Tensor]:
+        """Return the first and last numbers inside each cell: its ends may be kinks."""
+        infinity = torch.full_like(self.low, math.inf)
+        return torch.nextafter(self.low, infinity), torch.nextafter(self.high, -infinity)
+
+    def first_turns(self, wave: Base) -> tuple[Tensor, Tensor]:
+        """Return the first point in each cell at which the slope of a wave turns, and the number of such points.
+
+        The number is infinite far from the origin, where multiples of the period are not exact.
+        """
+        (start,), period = wave.turns, wave.period
+        before, until = ((end - start) / period for end in (self.low, self.high))
+        number = (before + _CLOSE).floor()
+        count = (until - _CLOSE).floor() - number
+        is_exact = torch.maximum(before.abs(), until.abs()) < _WHOLE_PERIODS
+        return start + (number + 1) * period, count.where(is_exact, math.inf)
+
+    def points(self, wave: Base | None) -> Tensor:
+        """Return points inside each cell: near the ends, the middle, and extremes of a wave."""
+        first, last = self.ends()
+        found = [first, self.middle, last]
+        if wave is not None:
+            turn, count = self.first_turns(wave)
+            turns = (turn + n * wave.period for n in range(4))
+            found += [torch.where(count < math.inf, at.clamp(first, last), self.middle) for at in turns]
+        return torch.stack(found)
 
     def cut(self, chosen: Tensor) -> _Cells:
         """Return the chosen cells, each subdivided."""
@@ -88,11 +100,12 @@ def extremes(coefficients: Sequence[float], bases: Sequence[Base]) -> tuple[floa
     scaled = [c / unit for c, _ in used]
     sides, scale = _infinite_sides(scaled, resolved), largest_slope(scaled, resolved)
     weights = torch.tensor(scaled, dtype=torch.float64)
-    kinks = tuple(sorted({kink for item in resolved for kink in item.kinks}))
-    waves = tuple(sorted({frequency for item in resolved for frequency in _frequencies(item)}))
+    waves = {item for item in resolved if item.period}
     if len(waves) > 1:  # their sum comes close to extremes that it may never reach
         return None
-    cells, enclosures, num_cells = _first_cells(kinks), [_first_enclosure(item, kinks, waves) for item in resolved], 0
+    wave = next(iter(waves), None)
+    edges = tuple(sorted({edge for item in resolved for edge in (*item.kinks, *(() if item.period else item.turns))}))
+    cells, enclosures, num_cells = _first_cells(edges), [_first_enclosure(item, edges, wave) for item in resolved], 0
     least = [min([math.inf, *(sign * side for side in sides)]) for sign in (1, -1)]  # of the slope, and of its negative
     while True:
         chosen = torch.zeros_like(cells.low, dtype=torch.bool)
@@ -108,7 +121,7 @@ def extremes(coefficients: Sequence[float], bases: Sequence[Base]) -> tuple[floa
         num_cells += len(cells.low)
         if num_cells > _MAX_CELLS or not bool(((cells.low < cells.middle) & (cells.middle < cells.high)).all()):
             return None
-        enclosures = [_enclose(item, cells, waves) for item in resolved]
+        enclosures = [_enclose(item, cells, wave) for item in resolved]
 
 
 def least_slope(coefficients: Sequence[float], bases: Sequence[Base]) -> float:
@@ -151,31 +164,27 @@ def _lower_bounds(weights: Tensor, enclosures: list[_Enclosure]) -> Tensor:
     return torch.stack([c * (item.low if c > 0 else item.high) for c, item in pairs]).sum(0).nan_to_num(-math.inf)
 
 
-def _enclose(item: Base, cells: _Cells, waves: tuple[float, ...]) -> _Enclosure:
-    formula = item.formula
-    assert formula is not None  # noqa: S101  (checked by `extremes`)
-    function, slope = formula.functions(FUNCTIONS)
-    x = Interval(cells.low, cells.high)
-    found = slope(x, function(x) if re.search(r"\by\b", formula.slope) else None)
-    found = found if isinstance(found, Interval) else x.constant(float(found))
-    return _Enclosure(found.low, found.high, item.derivative(cells.points(waves)))
+def _enclose(item: Base, cells: _Cells, wave: Base | None) -> _Enclosure:
+    """Return the bounds of a slope on cells without turns inside, and of a wave also on others."""
+    slopes = [item.derivative(end) for end in cells.ends()]
+    low, high = torch.minimum(*slopes), torch.maximum(*slopes)
+    if item.period:
+        turn, count = cells.first_turns(item)
+        at_turn = item.derivative(turn)
+        low = torch.where(count > 0, torch.minimum(low, at_turn), low).where(count < 2, item.slope_bounds[0])
+        high = torch.where(count > 0, torch.maximum(high, at_turn), high).where(count < 2, item.slope_bounds[1])
+    return _Enclosure(low, high, item.derivative(cells.points(wave)))
 
 
 @functools.lru_cache(maxsize=64)
-def _first_enclosure(item: Base, kinks: tuple[float, ...], waves: tuple[float, ...]) -> _Enclosure:
-    return _enclose(item, _first_cells(kinks), waves)
+def _first_enclosure(item: Base, edges: tuple[float, ...], wave: Base | None) -> _Enclosure:
+    return _enclose(item, _first_cells(edges), wave)
 
 
 @functools.lru_cache(maxsize=8)
-def _first_cells(kinks: tuple[float, ...]) -> _Cells:
+def _first_cells(edges: tuple[float, ...]) -> _Cells:
     near = torch.arange(-_NEAR, _NEAR, _STEP, dtype=torch.float64)
     doublings = torch.arange(0, (_FAR - math.log2(_NEAR)) * _PER_DOUBLING + 1, dtype=torch.float64) / _PER_DOUBLING
     far = _NEAR * doublings.exp2()
-    ends = torch.cat([-far, near, far, torch.tensor(kinks, dtype=torch.float64)]).sort().values.unique_consecutive()  # type: ignore[no-untyped-call]
+    ends = torch.cat([-far, near, far, torch.tensor(edges, dtype=torch.float64)]).sort().values.unique_consecutive()  # type: ignore[no-untyped-call]
     return _Cells(ends[:-1], ends[1:])
-
-
-def _frequencies(item: Base) -> tuple[float, ...]:
-    """Return the frequencies of the waves in a base's slope."""
-    slope = item.formula.slope if item.formula else ""
-    return tuple(float(factor or 1) for factor in re.findall(r"\b(?:sin|cos)\((?:([^() ]+) \* )?x\)", slope))
