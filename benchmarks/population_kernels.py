@@ -2,10 +2,11 @@
 
     python benchmarks/population_kernels.py --csv rows.csv
 
-The layers are those of KerasNet, LeNet-5 and ResNet-56 on CIFAR-10, with 60 members at batch 32 in bfloat16, and the
-crops and the optimizer of one AlexNet at batch 256. Every row has the median time of a variant, in turns with others,
-beside its floor: the fewest bytes that must move, over the bandwidth of a large copy. Tensors are reused at once, as in
-training, so small ones may be in the cache. A part that fails is reported, and the others continue.
+The layers are those of KerasNet, LeNet-5 and ResNet-56 on CIFAR-10, with 60 members at batch 32 in bfloat16, the crops
+and the optimizer of one AlexNet at batch 256, and the attention of nanoGPT and BERT with 8 members. Every row has the
+median time of a variant, in turns with others, beside its floor: the fewest bytes that must move, over the bandwidth of
+a large copy. Tensors are reused at once, as in training, so small ones may be in the cache. A part that fails is
+reported, and the others continue.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from hullo.population.kernels import act_pool_drop as pooled
 from hullo.population.kernels import bn_act as norm
 from hullo.population.kernels import dropout
 from hullo.population.kernels import input_conv as first
+from hullo.population.kernels.attention import attend
 from hullo.population.kernels.convolution import convolve
 from hullo.population.rules import Context
 from hullo.population.rules.layers import drop
@@ -362,6 +364,31 @@ LAYERS = {
 }
 
 
+ATTENTIONS = {"nanogpt": (8, 64, 6, 256, True), "bert": (8, 32, 4, 128, False)}
+"""Members, batch, heads, positions, and whether attention is causal, with queries, keys and values in one tensor."""
+
+
+def attention(bench: Bench, layer: str) -> None:
+    members, batch, heads, positions, is_causal = ATTENTIONS[layer]
+    whole = torch.randn(members, batch, positions, 3, heads, 64, device=bench.device).to(HALF)
+    parts = [leaf(item) for item in whole.permute(3, 0, 1, 4, 2, 5)]
+    numbers = torch.arange(members, device=bench.device)
+
+    def plain() -> Tensor:
+        inputs = (item.flatten(0, 1) for item in parts)
+        return F.scaled_dot_product_attention(*inputs, dropout_p=0.2, is_causal=is_causal)
+
+    makes = {
+        "scaled_dot_product_attention": lambda: passes(plain, parts),
+        "fused": lambda: passes(
+            lambda: attend(*parts, None, numbers, numbers, 2, 0.2, is_causal=is_causal),
+            parts,
+        ),
+    }
+    least = {"forward": 4 * size(parts[0]), "backward": 8 * size(parts[0])}
+    bench.measure("attention with dropout", layer, makes, least)
+
+
 def leaf(tensor: Tensor) -> Tensor:
     return tensor.detach().requires_grad_()
 
@@ -410,6 +437,7 @@ PARTS: list[Part] = [
     (first_convolution, FIRST),
     (convolution, LAYERS),
     (features, ("kerasnet linear1",)),
+    (attention, ATTENTIONS),
 ]
 
 

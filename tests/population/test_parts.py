@@ -28,19 +28,19 @@ def take_apart(operator: Any, x: Tensor, arguments: tuple[Any, ...]) -> list[Ten
 
 
 class Inside(torch.autograd.Function):
-    """Give parts, and gradients that are the same parts of another tensor, or tensors of their own."""
+    """Take parts, and give gradients that are the same parts of another tensor, in some order, or copies of these."""
 
     @staticmethod
-    def forward(ctx: Any, are_parts: bool, *parts: Tensor) -> Tensor:
-        ctx.are_parts = are_parts
+    def forward(ctx: Any, are_parts: bool, step: int, *parts: Tensor) -> Tensor:
+        ctx.are_parts, ctx.step = are_parts, step
         ctx.layout = [(part.shape, part.stride(), part.storage_offset()) for part in parts]
         return torch.stack([part.sum() for part in parts])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         memory = torch.arange(1000.0)
-        parts = [memory.as_strided(*layout) for layout in ctx.layout]
-        return None, *(parts if ctx.are_parts else [part.clone() for part in parts])
+        parts = [memory.as_strided(*layout) for layout in ctx.layout][:: ctx.step]
+        return None, None, *(parts if ctx.are_parts else [part.clone() for part in parts])
 
 
 @pytest.mark.parametrize(("operator", "arguments"), CALLS)
@@ -48,12 +48,20 @@ def test_gradients_that_are_parts_of_one_tensor_are_not_copied(operator: Any, ar
     x = torch.randn(2, 3, 4, 5).requires_grad_()
     found = []
     for are_parts in (True, False):
-        whole = Inside.apply(are_parts, *take_apart(operator, x, arguments)).sum()  # type: ignore[no-untyped-call]
+        whole = Inside.apply(are_parts, 1, *take_apart(operator, x, arguments)).sum()  # type: ignore[no-untyped-call]
         (slope,) = torch.autograd.grad(whole, x)
         found.append(slope)
         assert (slope.untyped_storage().nbytes() == 4000) is are_parts
     assert found[0].equal(torch.arange(120.0).view_as(x))
     assert found[1].equal(found[0])
+
+
+@pytest.mark.parametrize(("operator", "arguments"), CALLS[:3])
+def test_gradients_in_another_order_are_copied(operator: Any, arguments: tuple[Any, ...]) -> None:
+    x = torch.randn(2, 3, 4, 5).requires_grad_()
+    wholes = [Inside.apply(kind, -1, *take_apart(operator, x, arguments)).sum() for kind in (True, False)]  # type: ignore[no-untyped-call]
+    found, expected = (torch.autograd.grad(whole, x)[0] for whole in wholes)
+    assert found.equal(expected)
 
 
 @pytest.mark.parametrize(("operator", "arguments"), CALLS)

@@ -71,7 +71,7 @@ class _Parts(torch.autograd.Function):
         dim %= one.dim() + ctx.is_unbound
         offsets = [item.storage_offset() for item in gradients]
         if ctx.is_unbound:
-            step = offsets[-1] - offsets[-2] if len(gradients) > 1 else 1
+            step = max(0, offsets[-1] - offsets[0]) // max(1, len(gradients) - 1)
             shape = [*one.shape[:dim], len(gradients), *one.shape[dim:]]
             strides = [*one.stride()[:dim], step, *one.stride()[dim:]]
             starts = [step * i for i in range(len(gradients))]
