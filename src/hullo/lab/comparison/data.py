@@ -103,32 +103,28 @@ def read_data(train: Any, val: Any, test: Any, name: str = "data") -> Data:
 def _read_pair(given: Any, name: str) -> Pair:
     """Return inputs and targets as tensors."""
     if not isinstance(given, (tuple, list)) or len(given) != 2:
-        raise ValueError(
-            f"{name} is {type(given).__name__}; give a pair (inputs, targets) of tensors or arrays, or a DataLoader"
-        )
-    x, y = (_as_tensor(item, f"{name}[{i}]") for i, item in enumerate(given))
-    y = y if y.is_floating_point() else y.long()
-    for what, tensor in (("inputs", x), ("targets", y)):
-        if bad := len(tensor) - int(tensor.reshape(len(tensor), -1).isfinite().all(1).sum()):
-            raise ValueError(f"{bad:,} of {len(tensor):,} {what} of {name} are not finite; remove or fill them")
+        kind = type(given).__name__
+        raise ValueError(f"{name} is {kind}; give a pair (inputs, targets) of tensors or arrays, or a DataLoader")
+    x, y = (_as_tensor(item, f"{what} of {name}") for item, what in zip(given, ("inputs", "targets"), strict=True))
     if len(x) != len(y) or not len(x):
         raise ValueError(f"{name} has {len(x)} inputs and {len(y)} targets; give as many of both")
-    return x, y
+    return x, y if y.is_floating_point() else y.long()
 
 
 def _as_tensor(given: Any, name: str) -> Tensor:
+    """Return floats in single precision, images as bytes, and other whole numbers in 64 bits."""
     try:
         tensor = given.detach() if isinstance(given, Tensor) else torch.from_numpy(np.asarray(given))
     except (TypeError, ValueError):
-        raise ValueError(
-            f"{name} cannot be read as numbers; got {type(given).__name__}; number classes, as by "
-            "numpy.unique(names, return_inverse=True)"
-        ) from None
+        remedy = "number classes, as by numpy.unique(names, return_inverse=True)"
+        raise ValueError(f"{name} are no numbers; got {type(given).__name__}; {remedy}") from None
     if tensor.dim() == 0:
-        raise ValueError(f"{name} is a single number; give one row per sample")
-    if tensor.is_floating_point():
-        return tensor.float()
-    return tensor if tensor.dtype == torch.uint8 and tensor.dim() > 1 else tensor.long()
+        raise ValueError(f"{name} are a single number; give one row per sample")
+    if not tensor.is_floating_point():
+        return tensor if tensor.dtype == torch.uint8 and tensor.dim() > 1 else tensor.long()
+    if bad := len(tensor) - int(tensor.isfinite().view(len(tensor), -1).all(1).sum() if len(tensor) else 0):
+        raise ValueError(f"{bad:,} of {len(tensor):,} {name} are not finite; remove or fill them")
+    return tensor.float()
 
 
 def _split(pair: Pair, share: float, what: str) -> tuple[Pair, Pair]:
@@ -137,13 +133,9 @@ def _split(pair: Pair, share: float, what: str) -> tuple[Pair, Pair]:
     if len(y) < MIN_SAMPLES:
         raise ValueError(f"train has {len(y)} samples, too few to split off a part of them; give more, or {what}")
     is_classes = y.dim() == 1 and not y.is_floating_point()
-    labels = (
-        torch.unique(y, return_inverse=True)[1]
-        if is_classes
-        else torch.zeros(len(y), dtype=torch.long, device=y.device)
-    )
+    classes = y if is_classes else torch.zeros(len(y), device=y.device)
     try:
-        held_out = hold_out(labels, round(share * len(y)), seed=0)
+        held_out = hold_out(torch.unique(classes, return_inverse=True)[1], round(share * len(y)), seed=0)
     except ValueError:
         raise ValueError(f"train has too few samples of each class to split off a part of them; give {what}") from None
     return (x[~held_out], y[~held_out]), (x[held_out], y[held_out])

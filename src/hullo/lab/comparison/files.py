@@ -97,7 +97,7 @@ def read_csv(path: Path, target: str | None = None, *, regress: bool = False) ->
     columns = dict(zip(header, zip(*complete, strict=True), strict=True))
     aimed = columns.pop(name)
     if not columns:
-        raise DataError(f"{path} has only the column {name!r}; give others to predict it from")
+        raise DataError(f"{path} has only the column {name!r}; give others to predict it from, separated by commas")
     features = torch.cat([_encode(cells, f"{path}, column {column!r}") for column, cells in columns.items()], 1)
     targets = _read_targets(aimed, f"{path}, column {name!r}", regress=regress)
     data = read_data((features, targets), None, None, re.sub(r"[^\w.-]", "_", path.stem) or "table")
@@ -112,8 +112,7 @@ def _read_rows(path: Path) -> tuple[list[str], list[list[str]]]:
         with path.open(newline="", encoding="utf-8-sig") as file:
             lines = [line for line in csv.reader(file) if line]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise DataError(f"{path} cannot be read as a CSV file: {reason}") from None
+        raise DataError(f"{path} cannot be read as a CSV file: {getattr(error, 'strerror', None) or error}") from None
     if len(lines) < 2:
         raise DataError(f"{path} has {len(lines)} lines; give a header and a line per sample")
     header, rows = [cell.strip() for cell in lines[0]], lines[1:]
@@ -124,39 +123,41 @@ def _read_rows(path: Path) -> tuple[list[str], list[list[str]]]:
     return header, rows
 
 
-def _numbers(cells: Sequence[str]) -> Tensor | None:
+def _numbers(cells: Sequence[str], where: str) -> Tensor | None:
     """Return a column as numbers; None if it has words."""
     try:
-        values = [float(cell) for cell in cells]
+        values = torch.tensor([float(cell) for cell in cells], dtype=torch.float64)
     except ValueError:
         return None
-    return torch.tensor(values, dtype=torch.float64)
+    if not bool(values.isfinite().all()):
+        raise DataError(f"{where}: a number is not finite; remove its row")
+    return values
+
+
+def _words(cells: Sequence[str], where: str) -> list[str]:
+    """Return the different words of a column."""
+    words = sorted(set(cells))
+    if len(words) > MAX_WORDS:
+        raise DataError(f"{where}: {len(words):,} different words, more than {MAX_WORDS}: remove the column")
+    return words
 
 
 def _encode(cells: Sequence[str], where: str) -> Tensor:
     """Return a column of features: numbers as they are, words as a column each."""
-    numbers = _numbers(cells)
+    numbers = _numbers(cells, where)
     if numbers is not None:
-        if not bool(numbers.isfinite().all()):
-            raise DataError(f"{where}: a number is not finite; remove its row")
         return numbers[:, None]
-    words = sorted(set(cells))
-    if len(words) > MAX_WORDS:
-        raise DataError(
-            f"{where}: {len(words):,} different words; at most {MAX_WORDS} can be classes: remove the column"
-        )
+    words = _words(cells, where)
     return torch.tensor([[float(cell == word) for word in words] for cell in cells], dtype=torch.float64)
 
 
 def _read_targets(cells: Sequence[str], where: str, *, regress: bool) -> Tensor:
     """Return the targets: classes as whole numbers, or numbers to regress as floats."""
-    numbers = _numbers(cells)
+    numbers = _numbers(cells, where)
     if numbers is None:
-        words = sorted(set(cells))
-        if len(words) > MAX_WORDS or regress:
-            raise DataError(
-                f"{where}: words such as {words[0]!r} cannot be regressed, and at most {MAX_WORDS} are classes"
-            )
+        words = _words(cells, where)
+        if regress:
+            raise DataError(f"{where}: words such as {words[0]!r} cannot be regressed")
         return torch.tensor([words.index(cell) for cell in cells])
     values = torch.unique(numbers)
     if not regress and len(values) <= MAX_CLASSES and bool((values == values.round()).all()):

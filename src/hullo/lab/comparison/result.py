@@ -144,7 +144,7 @@ class Result:
 
     def _would_decide(self) -> str:
         if self.needed is None:
-            return "more seeds than are allowed would be needed to decide"
+            return "more fresh seeds than the limit (100, or `seeds`) would be needed to decide"
         more = max(1, math.ceil(self.needed - self.store.state["seconds"] / 60))
         return f"about {spell_count(more, 'more minute')} would decide: {math.ceil(self.needed)} in all"
 

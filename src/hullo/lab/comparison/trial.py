@@ -254,8 +254,6 @@ class Alone(nn.Module):
 
     def learned(self, points: Sequence[Tensor], row: ActivationSpec) -> Learned:
         """Return what the network learned, given the coefficients by epoch."""
-        if not row.learns:
-            return Learned([], [], [])
         shapes = [layer.read().shape for layer in self.layers]
         parts = [point[0].split_with_sizes([shape.numel() for shape in shapes]) for point in points]
         by_epoch = [[rows.view(shape) for rows, shape in zip(part, shapes, strict=True)] for part in parts]
