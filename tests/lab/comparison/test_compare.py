@@ -19,7 +19,7 @@ from hullo.lab import compare
 from hullo.lab.comparison import engine, procedure
 from hullo.lab.comparison.candidates import prepare, seeded
 from hullo.lab.comparison.data import read_data
-from hullo.lab.comparison.decision import Arm
+from hullo.lab.comparison.decision import FRESH, UNDECIDED, Arm
 from hullo.lab.comparison.result import spell_number
 from hullo.lab.comparison.task import make_task
 from hullo.lab.comparison.trial import Setup, Trial
@@ -108,6 +108,23 @@ def test_more_minutes_and_seeds_look_again_at_a_smaller_error_rate(
     assert (first.verdict.pairs, second.verdict.pairs) == (3, 5)
     assert second.verdict.alpha == first.verdict.alpha / 2
     assert json.loads((second.folder / "comparison.json").read_text())["looks"] == [3, 5]
+
+
+def test_the_same_call_does_not_look_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = torch.randint(2, (240,), generator=torch.Generator().manual_seed(1))
+    options = FAST | {"candidates": ["tanh"], "seeds": None, "worth": 1e-6}
+    with monkeypatch.context() as busy:  # only three seeds fit
+
+        def predict(self: engine.Engine, arms: list[Arm]) -> float:
+            return math.inf if any(arm.seed >= FRESH + 3 for arm in arms) else 0.0
+
+        busy.setattr(engine.Engine, "predict", predict)
+        first = compare(mlp, (X, labels), output=tmp_path, **options)
+    second = compare(mlp, (X, labels), output=tmp_path, **options)
+    assert first.verdict is not None
+    assert first.verdict.pairs == 3
+    assert first.verdict.kind == UNDECIDED
+    assert second.verdict == first.verdict
 
 
 def test_regression_is_compared_by_an_error_that_is_better_if_lower(tmp_path: Path) -> None:

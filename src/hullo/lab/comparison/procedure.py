@@ -109,16 +109,21 @@ class Procedure:
         return max(trained, *fitting)
 
     def _confirm(self, choice: Choice, worth: float) -> Verdict | None:
-        """Look at the challenger and the original on fresh seeds, unless an earlier call has decided."""
+        """Look at the challenger and the original on fresh seeds.
+
+        An earlier look stays if it has decided, or if there are not more minutes or seeds than it had.
+        """
         engine, store = self.engine, self.engine.store
         looks: list[int] = store.state.get("looks", [])
-        done, verdict = 0, None
+        done, verdict, most = 0, None, min(self.seeds or MAX_PAIRS, MAX_PAIRS)
+        limits = [engine.clock.seconds, most]
         if looks:
             done, verdict = looks[-1], decision.confirm(choice, looks[-1], worth, len(looks), store.scores())
-            if verdict.kind != UNDECIDED:
+            before = store.state.get("limits", limits)
+            if verdict.kind != UNDECIDED or all(new <= old for new, old in zip(limits, before, strict=True)):
                 return verdict
         look, left = len(looks) + 1, RESERVE * engine.clock.left
-        more = range(done + 1, min(self.seeds or MAX_PAIRS, MAX_PAIRS) + 1)
+        more = range(done + 1, most + 1)
         pairs = max((n for n in more if engine.predict(choice.confirmation(n)) < left), default=0)
         if pairs > max(done, 1):
             self._announce(choice, pairs, look)
@@ -127,7 +132,7 @@ class Procedure:
             pairs = max(n for n in range(pairs + 1) if not engine.missing(choice.confirmation(n)))
         if pairs <= max(done, 1):
             return verdict
-        store.update(looks=[*looks, pairs])
+        store.update(looks=[*looks, pairs], limits=limits)
         return decision.confirm(choice, pairs, worth, look, store.scores())
 
     def _announce(self, choice: Choice, pairs: int, look: int) -> None:

@@ -35,7 +35,8 @@ function tables() {
 }
 
 function buildTable() {
-  const shown = select("show", Object.entries(SHOWN), state.show ?? "accuracy", (show) => go({show}));
+  const metrics = [...new Set(shownColumns().map(({metric}) => metric))];
+  const shown = select("show", Object.entries({...SHOWN, accuracy: metrics.join(", ")}), state.show ?? "accuracy", (show) => go({show}));
   const known = Object.values(DOCUMENT.readings).filter(({name}) =>
     DOCUMENT.columns.some(({readings}) => readings.includes(name)),
   );
@@ -112,8 +113,8 @@ function studySwitch() {
 function gainNote() {
   if (!shownColumns().some(gainText)) return "";
   return (
-    "Hulls: the best hull minus the best other activation, in points, each chosen on some seeds and compared on " +
-    "others, under the fairest reading of the experiment."
+    `Hulls: the best hull minus the best other activation${shownColumns().every(({unit}) => unit) ? ", in points" : ""}, ` +
+    "each chosen on some seeds and compared on others, under the fairest reading of the experiment."
   );
 }
 
