@@ -22,7 +22,7 @@ from hullo.lab.run.loaders import InMemoryLoader
 from hullo.lab.run.local import build_records
 from hullo.lab.run.training import Training
 from hullo.lab.spec.environment import Environment, environment
-from hullo.lab.spec.records import VERSION, Record, Records
+from hullo.lab.spec.records import VERSION, Learned, Record, Records, make_record
 from hullo.lab.spec.run_spec import Spec
 
 SPEC = Spec("lenet5", "fashion-mnist-sample", "convex(identity,tanh)", epochs=2)
@@ -215,6 +215,20 @@ def test_training_is_recorded_per_member() -> None:
     assert (learned.members, learned.seconds) == (3, 8)
     for record in (fixed, learned, lost):
         assert Record.parse(record.line()) == record
+
+
+def test_run_diverged_where_anything_was_not_finite() -> None:
+    spec, more = (
+        replace(SPEC, activation="relu", epochs=3),
+        {"members": 1, "seconds": 1.0, "environment": environment("here"), "test_loss": [], "test_accuracy": []},
+    )
+    for losses, sound, ended in (
+        ([1.0, 2.0, 3.0], [True, True, True], "finished"),
+        ([1.0, 2.0, 3.0], [True, True, False], "diverged in epoch 3"),
+        ([1.0, float("nan"), 3.0], [True, True, False], "diverged in epoch 2"),
+    ):
+        record = make_record(spec, Learned([], [], []), {"train_loss": losses}, sound, **more)
+        assert record.ended == ended
 
 
 def test_held_out_images_have_separate_curves() -> None:

@@ -90,11 +90,9 @@ class OwnNetwork:
                 raise ValueError(f"{name} returned {type(network).__name__}; must be an nn.Module")
             if not any(parameter.requires_grad for parameter in network.parameters()):
                 raise ValueError(f"{name} has no parameters that require gradients")
-            modes = {module: module.training for module in network.modules()}
             with torch.no_grad():
                 network.eval()(example)  # lazy layers draw their weights
-            for module, mode in modes.items():
-                module.training = mode
+            network.train()
         if activation.kind != "own" and "activation" not in given:
             try:
                 with self.explain():

@@ -34,7 +34,7 @@ class Learned:
 
     @property
     def is_mean(self) -> bool:
-        return ActivationSpec.parse(self.record.spec.activation).per == "channel"
+        return self.record.spec.row.per == "channel"
 
 
 @dataclass(frozen=True)
