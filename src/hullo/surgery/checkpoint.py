@@ -63,17 +63,13 @@ def restore(model: nn.Module, state_dict: Mapping[str, Any], *, example_inputs: 
             "raw_recentred__identity__relu; give that of a model after replace_activations"
         )
     modules = dict(model.named_modules())
-    structure = Structure(model)
-    try:
+    with Structure(model):
         sites, names = _find(model, list(saved), list(present), example_inputs)
         by_name = {site.name: site for site in sites if not site.reason}
         missing = {names[name]: tensors for name, tensors in saved.items() if names[name] not in present}
         swap(model, sites, _make_hulls(missing, lambda name: (nearby_tensor(modules, name), by_name[name])))
         for name, tensors in saved.items():
             model.get_submodule(names[name]).load_state_dict(tensors)
-    except BaseException:
-        structure.restore()
-        raise
     return model
 
 

@@ -123,13 +123,9 @@ def replace_activations(
             f"groups={groups!r} needs example_inputs, to find and to count the channels; or give groups as a number "
             "and channel_dim: 1 as in convolutions, -1 in transformers"
         )
-    structure = Structure(model)
-    try:
+    with Structure(model):
         if example_inputs is None or not _swap_observed(model, choice, recipe, example_inputs, compare, given):
             _swap_modules(model, choice, recipe)
-    except BaseException:
-        structure.restore()
-        raise
     for wrapper in reversed(wrappers):
         if type(wrapper).__name__ == "DistributedDataParallel":  # it reduces gradients of the parameters it began with
             options = [name for name in inspect.signature(type(wrapper)).parameters if name in vars(wrapper)]

@@ -26,7 +26,10 @@ _UNCOPIED = (type(threading.Lock()), type(threading.RLock()), types.ModuleType)
 
 
 class Structure:
-    """Snapshot of the class, the attributes and the children of every module of a model, without copies of tensors."""
+    """Snapshot of the class, the attributes and the children of every module of a model, without copies of tensors.
+
+    As a context, it restores the model after an error.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         own = (item for item in model.modules() if not isinstance(item, torch.jit.ScriptModule))
@@ -40,6 +43,13 @@ class Structure:
             vars(module).update(attributes)
             module._modules.clear()
             module._modules.update(children)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is not None:
+            self.restore()
 
 
 class State:

@@ -121,11 +121,9 @@ def _why(site: Site, is_swapped: bool) -> str:
 def _comparison(hulls: dict[str, Hull]) -> str:
     """Report for which hulls the outputs of the model were compared."""
     compared = {name: getattr(hull, "compared", "") for name, hull in hulls.items()}
-    by_modes = {
-        modes: [name for name in compared if compared[name] == modes] for modes in dict.fromkeys(compared.values())
-    }
     parts = []
-    for modes, names in by_modes.items():
+    for modes in dict.fromkeys(compared.values()):
+        names = [name for name in compared if compared[name] == modes]
         which = "all hulls" if len(names) == len(hulls) else ", ".join(names)
         if modes == "":
             parts.append(f"not compared with the original model: {which} (give example_inputs to replace_activations)")
