@@ -150,11 +150,14 @@ def _down_and_up(net: nn.Module, x: Tensor) -> Tensor:
         (lambda net, x: F.group_norm(net.conv(x), 4), 1),
         (lambda net, x: torch.tanh(F.instance_norm(net.conv(x))), 1),
         (lambda net, x: F.group_norm(net.conv(x), 1, net.groups.weight, 2 * net.groups.bias), 0),
-        (lambda net, x: F.group_norm(net.conv(x).flatten(2), 2, net.groups.weight, net.groups.bias), 0),
+        (lambda net, x: F.group_norm(net.conv(x).flatten(2), 2, net.groups.weight, net.groups.bias), 1),
+        (lambda net, x: F.group_norm(net.conv(x).mean((2, 3)), 2, net.groups.weight, net.groups.bias), 0),
         (
             lambda net, x: F.instance_norm(net.conv(x), net.norm.running_mean, net.norm.running_var, None, None, False),
             0,
         ),
+        (lambda net, x: F.silu(net.groups(F.conv1d(x[..., 0], net.conv.weight[..., 0], net.conv.bias))), 1),
+        (lambda net, x: F.relu(net.groups(net.conv(x)[..., 0]) + net.conv(x)[..., 1]) + net.norm.bias[:, None], 1),
         (_down_and_up, 2),
     ],
 )
@@ -176,6 +179,19 @@ def test_a_group_norm_under_autocast_is_rounded_for_products_alone(is_moved: boo
     assert y.dtype == (half if is_moved else torch.float32)
     expected = torch.stack([member(x[k]) for k, member in enumerate(members)])
     torch.testing.assert_close(y.float(), expected, rtol=0.03, atol=0.03)
+
+
+def _sequences(net: nn.Module, x: Tensor) -> Tensor:
+    """Two convolutions of sequences with batch norms and a residual."""
+    y = F.conv1d(x[..., 0], net.conv.weight[..., 0], net.conv.bias, padding=1)
+    for_norm = net.norm.running_mean, net.norm.running_var, net.norm.weight, net.norm.bias, net.training
+    y = F.relu(F.batch_norm(y, *for_norm))
+    z = F.conv1d(F.max_pool1d(y, 2), net.up.weight[:, :, :1, 0].transpose(0, 1), padding="same")
+    return z * F.conv_transpose1d(y, net.up.weight[..., 0], stride=2, padding=1)[..., :3]
+
+
+def test_norms_of_sequences_are_fused() -> None:
+    assert_equals_members(_sequences, 1)
 
 
 def _residual(net: nn.Module, x: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Find operations that one kernel computes together, and choose where it does.
 
-These patterns are found in a graph, on a GPU; the first three for images:
+These patterns are found in a graph, on a GPU; the first two for images or sequences, the third for images:
 
     [convolution ->] batch norm [-> + residual] -> activation
     [convolution ->] group norm or instance norm [-> + residual] [-> activation]
@@ -26,7 +26,14 @@ from hullo.population import kernels
 from hullo.population.images import ImagesValue
 from hullo.population.kernels.late_gradients import LateGradients
 from hullo.population.rules import Context, arguments
-from hullo.population.rules.convolutions import as_images, convolve_batch, flat_parameter, split_channels, split_images
+from hullo.population.rules.convolutions import (
+    as_images,
+    as_line,
+    convolve_batch,
+    flat_parameter,
+    split_channels,
+    split_images,
+)
 from hullo.population.rules.layers import as_rows, multiply
 from hullo.population.sites import Call
 from hullo.population.trace.graph import SITE
@@ -109,14 +116,19 @@ def _only_user(node: Any) -> Any:
     return next(iter(node.users)) if isinstance(node, fx.Node) and len(node.users) == 1 else None
 
 
-def _is_image(node: Any) -> bool:
+def _is_image(node: Any, dims: Container[int] = (4,)) -> bool:
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
-    return isinstance(value, Tensor) and value.dim() == 4 and kernels.support(value)
+    return isinstance(value, Tensor) and value.dim() in dims and kernels.support(value)
 
 
-def _is_inner(node: Any, target: Any) -> bool:
-    """Return whether a node computes images by an operator, for one other node alone."""
-    return _is_image(node) and node.target is target and _only_user(node) is not None
+def _has_channels(node: Any) -> bool:
+    """Return whether a node computes images or sequences."""
+    return _is_image(node, (3, 4))
+
+
+def _is_inner(node: Any, *targets: Any) -> bool:
+    """Return whether a node computes images or sequences by an operator, for one other node alone."""
+    return _has_channels(node) and node.target in targets and _only_user(node) is not None
 
 
 def _read_act(node: Any, sites: Sites) -> Call | None:
@@ -154,7 +166,7 @@ def _convolve(
     images from their bytes adds it.
     """
     if convolution is None:
-        return as_images(get(source), context), None, None
+        return as_images(as_line(get(source)), context), None, None
     given = {name: get(item) for name, item in arguments(convolution).items()}
     bias = None
     if normed or not isinstance(given["input"], ImagesValue):
@@ -205,14 +217,14 @@ def _find_pool(pool: fx.Node, sites: Sites) -> Fusion | None:
 
 def _find_norm(site: fx.Node, sites: Sites) -> Fusion | None:
     act = _read_act(site, sites)
-    if act is None or not _is_image(site):
+    if act is None or not _has_channels(site):
         return None
     norm: Any = site.args[0]
     residual, inner = None, [site]
     if _is_inner(norm, aten.add.Tensor) and not norm.kwargs:
         one, other = norm.args
         inner, (norm, residual) = [site, norm], (one, other) if _is_norm(one) else (other, one)
-        if not _is_image(residual) or residual is norm or residual.meta["val"].shape != site.meta["val"].shape:
+        if not _has_channels(residual) or residual is norm or residual.meta["val"].shape != site.meta["val"].shape:
             return None
     if not _is_norm(norm):
         return None
@@ -235,7 +247,8 @@ def _fuse_norm(last: fx.Node, inner: list[fx.Node], norm: fx.Node, residual: Any
     if not all(known) and (is_batch_norm or parameters != [None, None]):  # computed ones are not the kernel's
         return None
     source = given["input"]
-    convolution = source if _is_inner(source, aten.conv2d.default) else None
+    convolution = source if _is_inner(source, aten.conv1d.default, aten.conv2d.default) else None
+    line = last.meta["val"].dim() == 3
     inner = inner if convolution is None else [*inner, convolution]
     is_output = any(user.op == "output" for user in last.users)  # its gradient can be asked for
     feeds_convolutions = any(
@@ -247,10 +260,11 @@ def _fuse_norm(last: fx.Node, inner: list[fx.Node], norm: fx.Node, residual: Any
         x, bias, moments = _convolve(get, source, convolution, context, normed=True, stacked=stacked, measured=measured)
         past = None
         if residual is not None:
-            past = as_images(get(residual), context, stacked=x.dim() == 5).to(x.dtype)
+            past = as_images(as_line(get(residual)), context, stacked=x.dim() == 5).to(x.dtype)
         if not is_batch_norm:
             affine = [None if item is None else flat_parameter(get(item), context) for item in parameters]
-            return _normalize_groups(norm, last, context, x, affine, rows, act, bias, past)
+            both = _normalize_groups(norm, last, context, x, affine, rows, act, bias, past)
+            return tuple(split_images(y, context, line) for y in both)
         from hullo.population.kernels.bn_act import normalize_combine
 
         late = None if is_output else LateGradients()
@@ -272,7 +286,7 @@ def _fuse_norm(last: fx.Node, inner: list[fx.Node], norm: fx.Node, residual: Any
             late=late,
             kinds=act.kinds,
         )
-        return tuple(replace(split_images(y, context), late=late) for y in both)
+        return tuple(replace(split_images(y, context, line), late=None if line else late) for y in both)
 
     return _make(last, inner, act, compute)
 
@@ -287,7 +301,7 @@ def _normalize_groups(
     act: Call,
     bias: Tensor | None,
     residual: Tensor | None,
-) -> tuple[Value, ...]:
+) -> tuple[Tensor, Tensor]:
     """Return images after a norm of groups, for two users."""
     from hullo.population.kernels.gn_act import group_norm_combine
 
@@ -297,7 +311,7 @@ def _normalize_groups(
     elif torch.is_autocast_enabled(x.device.type):
         dtype = torch.float32  # which autocast chooses
     scale, shift = affine
-    both = group_norm_combine(
+    return group_norm_combine(
         x,
         scale,
         shift,
@@ -310,7 +324,6 @@ def _normalize_groups(
         dtype=dtype,
         kinds=act.kinds,
     )
-    return tuple(split_images(y, context) for y in both)
 
 
 def _group_width(norm: fx.Node) -> int:
@@ -325,8 +338,8 @@ def _is_norm(node: Any) -> bool:
 
 
 def _normalizes(node: Any) -> bool:
-    """Return whether a node normalizes images in a way that kernels know."""
-    if not _is_image(node):
+    """Return whether a node normalizes images or sequences in a way that kernels know."""
+    if not _has_channels(node):
         return False
     if node.target is aten.group_norm.default:
         return 0 < _group_width(node) <= MOST_CHANNELS and node.meta["val"].numel() > 0

@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 
-from hullo.population.kernels.convolution import convolve, is_faster, row_conv, square_gradient  # noqa: E402
+from hullo.population.kernels.convolution import convolve, convolve_transposed, is_faster, row_conv, square_gradient  # noqa: E402
 from hullo.population.kernels.layouts import channels_last  # noqa: E402
 
 
@@ -34,18 +34,23 @@ class Case(NamedTuple):
     padding: tuple[int, int]
     sides: tuple[int, int]
     biased: bool
+    line: bool = False
 
     def draw(self, batch: int = 3, dtype: torch.dtype = torch.float32) -> list[Tensor]:
         """Return images, weights and perhaps a bias."""
         generator = torch.Generator().manual_seed(sum(self[:5]))
         x = torch.randn(batch, self.members * self.inputs, *self.sides, generator=generator)
         filters = self.members * self.outputs
-        weight = torch.randn(filters, self.inputs, self.side, self.side, generator=generator) / self.side
+        weight = (
+            torch.randn(filters, self.inputs, 1 if self.line else self.side, self.side, generator=generator) / self.side
+        )
         bias = [torch.randn(filters, generator=generator)] if self.biased else []
         return [tensor.to(DEVICE, dtype).requires_grad_() for tensor in (x, weight, *bias)]
 
     def plain(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return F.conv2d(F.pad(x, self.padding * 2), weight, bias, self.stride, groups=self.members)
+        stride = (1 if self.line else self.stride, self.stride)
+        padding = (*self.padding, 0, 0) if self.line else self.padding * 2
+        return F.conv2d(F.pad(x, padding), weight, bias, stride, groups=self.members)
 
     def ours(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return convolve(x, weight, bias, members=self.members, stride=self.stride, padding=self.padding)[0]
@@ -65,6 +70,10 @@ CASES = {
     "wide inputs": Case(2, 128, 24, 3, 1, (1, 1), (4, 3), False),
     "wide, half the sides": Case(2, 64, 128, 2, 2, (0, 0), (4, 4), True),
     "wide points": Case(1, 192, 96, 1, 1, (0, 0), (3, 3), False),
+    "a line": Case(2, 8, 12, 5, 1, (2, 2), (1, 9), True, line=True),
+    "a line, half the length": Case(2, 4, 4, 4, 2, (1, 1), (1, 10), True, line=True),
+    "a line, padded before": Case(1, 32, 24, 3, 3, (2, 0), (1, 13), False, line=True),
+    "lines of several rows": Case(2, 16, 4, 3, 1, (1, 1), (4, 5), False, line=True),
     "padded by more than the kernel": Case(2, 4, 6, 3, 1, (3, 4), (3, 4), True),
     "one member, stride three": Case(1, 3, 5, 4, 3, (1, 2), (7, 8), True),
 }
@@ -118,6 +127,41 @@ def test_in_half_precision_only_numbers_are_rounded_and_no_sums(case: Case) -> N
     assert moments is not None
     sums = torch.stack([got.double().sum((0, 2, 3)), got.double().square().sum((0, 2, 3))])
     torch.testing.assert_close(moments.double().sum(1), sums, rtol=1e-5, atol=1e-3)
+
+
+TRANSPOSED = {
+    "twice the sides": Case(2, 6, 18, 4, 2, (1, 1), (10, 12), True),
+    "as many out as in": Case(2, 8, 8, 2, 2, (0, 0), (6, 4), True),
+    "a row more": Case(2, 3, 20, 3, 2, (1, 1), (8, 6), False),
+    "stride one": Case(1, 20, 4, 3, 1, (1, 1), (5, 4), True),
+    "a line": Case(2, 6, 18, 4, 2, (1, 1), (1, 10), True, line=True),
+}
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("case", TRANSPOSED.values(), ids=TRANSPOSED)
+def test_transposed_convolutions_equal_grouped_ones(case: Case, stacked: bool) -> None:
+    """A case is the convolution that is transposed: its inputs are the outputs here."""
+    images, weight = case.draw()[:2]
+    bias = torch.randn(images.shape[1], device=DEVICE, requires_grad=True) if case.biased else None
+    x = torch.randn_like(case.plain(images, weight))
+    leaves = [x.requires_grad_(), weight, *([] if bias is None else [bias])]
+    stride, padding = ((1, case.stride), (0, case.padding[0])) if case.line else (case.stride, case.padding[0])
+    extra = [size - full for size, full in zip(
+        case.sides, F.conv_transpose2d(x, weight, bias, stride, padding, 0, case.members).shape[2:], strict=True
+    )]  # fmt: skip
+    want = F.conv_transpose2d(x.double(), weight.double(), bias if bias is None else bias.double(), stride, padding,
+                              extra, case.members)  # fmt: skip
+    given = x.unflatten(1, (case.members, -1)).transpose(0, 1) if stacked else x
+    settings = {"members": case.members, "stride": case.stride, "padding": case.padding[0], "size": case.sides}
+    got = convolve_transposed(given, weight, bias, **settings)
+    got = got.transpose(0, 1).flatten(1, 2) if stacked else got
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+    dy = torch.randn_like(want)
+    for own, oracle in zip(
+        torch.autograd.grad(got, leaves, dy.float()), torch.autograd.grad(want, leaves, dy), strict=True
+    ):
+        torch.testing.assert_close(own, oracle, rtol=1e-5, atol=3e-5)
 
 
 @pytest.mark.parametrize("lost", [0, 1])

@@ -55,7 +55,10 @@ PROGRAMS = 4
 
 
 class Shape(NamedTuple):
-    """Hold the sizes of a convolution; padding is (before, behind), the same for rows and columns."""
+    """Hold the sizes of a convolution; padding is (before, behind), the same for rows and columns.
+
+    Windows are squares, or a `line` of one row, for sequences: images of one row.
+    """
 
     members: int
     in_channels: int
@@ -65,6 +68,15 @@ class Shape(NamedTuple):
     padding: tuple[int, int]
     in_size: tuple[int, int]
     out_size: tuple[int, int]
+    line: bool = False
+
+    @classmethod
+    def of(cls, members: int, weight: Tensor, size: tuple[int, int], stride: int, padding: tuple[int, int]) -> Shape:
+        """Return the sizes for weights (members * outputs, inputs, side or 1, side) and images of a size."""
+        channels, side, line = weight.shape[1], weight.shape[3], weight.shape[2] < weight.shape[3]
+        height, width = ((length + sum(padding) - side) // stride + 1 for length in size)
+        out_size = (size[0] if line else height, width)
+        return cls(members, channels, len(weight) // members, side, stride, padding, size, out_size, line)
 
     def row_sizes(self) -> row_conv.Sizes:
         """Return the sizes as the kernels for stride one take them."""
@@ -72,9 +84,12 @@ class Shape(NamedTuple):
 
 
 def is_faster(weight_shape: torch.Size, dtype: torch.dtype, device: torch.device, *, stride: int, biased: bool) -> bool:
-    """Return whether these kernels convolve faster than cuDNN; a member's weights are (outputs, inputs, side, side)."""
+    """Return whether these kernels convolve faster than cuDNN.
+
+    `weight_shape` is that of one member, (outputs, inputs, side or 1, side).
+    """
     outputs, inputs, side, _ = weight_shape
-    by_rows = stride == 1 and not biased and (side, inputs, outputs) in row_conv.TILES
+    by_rows = stride == 1 and not biased and (side, inputs, outputs) in row_conv.TILES and weight_shape[3] == side
     if by_rows and row_conv.is_tuned_for(dtype, device):
         return True
     widest = max(inputs, outputs)
@@ -98,7 +113,8 @@ def convolve(
 
     Args:
         x: images (B, K * inputs, H, W) or (K, B, inputs, H, W).
-        weight: (K * outputs, inputs, side, side), multiplied in x's dtype; sums are float32.
+        weight: (K * outputs, inputs, side, side), or (K * outputs, inputs, 1, side) for sequences, which are images of
+            one row; multiplied in x's dtype, sums are float32.
         bias: (K * outputs), or None.
         members: K.
         stride: of rows and columns.
@@ -110,14 +126,12 @@ def convolve(
         resident: whether only updates write the parameters, and no forward pass does.
     """
     fits = all_channels(x) == members * weight.shape[1] and (not is_stacked(x) or len(x) == members)
-    if not fits or len(weight) % members or weight.shape[2] != weight.shape[3]:
+    if not fits or len(weight) % members or weight.shape[2] not in (1, weight.shape[3]):
         raise ValueError(
             f"images are (B, {members} * inputs, H, W) or ({members}, B, inputs, H, W), and weights "
-            f"({members} * outputs, inputs, side, side); got {tuple(x.shape)} and {tuple(weight.shape)}"
+            f"({members} * outputs, inputs, side or 1, side); got {tuple(x.shape)} and {tuple(weight.shape)}"
         )
-    side, size = weight.shape[2], (x.shape[-2], x.shape[-1])
-    height, width = ((length + sum(padding) - side) // stride + 1 for length in size)
-    shape = Shape(members, weight.shape[1], len(weight) // members, side, stride, padding, size, (height, width))
+    shape = Shape.of(members, weight, (x.shape[-2], x.shape[-1]), stride, padding)
     convolved: tuple[Tensor, Tensor | None] = _Convolve.apply(
         x, weight, bias, shape, measured and x.itemsize == 2, deferred, late, resident
     )
@@ -173,13 +187,44 @@ def _forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape, measured: bool, resident: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Return outputs and moments."""
-    if shape.stride == 1 and bias is None:
+    if shape.stride == 1 and bias is None and not shape.line:
         sizes = shape.row_sizes()
         for with_moments in (True, False) if measured else (False,):
             tile = row_conv.choose_tile(sizes, x, measured=with_moments)
             if tile is not None:
                 return row_conv.convolve_rows(x, weight, sizes, tile, measured=with_moments, resident=resident)
     return _convolve_windows(x, weight, bias, shape, measured=measured)
+
+
+def convolve_transposed(
+    x: Tensor, weight: Tensor, bias: Tensor | None, *, members: int, stride: int, padding: int, size: tuple[int, int]
+) -> Tensor:
+    """Return images of a size whose convolution would have the shape of x: the gradient of such a convolution.
+
+    The weights are (members * inputs, outputs, side or 1, side), as in a convolution from outputs to inputs.
+    """
+    shape = Shape.of(members, weight, size, stride, (padding, padding))._replace(out_size=(x.shape[-2], x.shape[-1]))
+    y: Tensor = _ConvolveTransposed.apply(x, weight, bias, shape)
+    return y
+
+
+class _ConvolveTransposed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape) -> Tensor:
+        x, weight = channels_last(x), channels_last(weight.to(x.dtype))
+        ctx.save_for_backward(x, weight)
+        ctx.shape = shape
+        return _convolve_windows(x, weight, bias, shape, transposed=True)[0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (x, weight), (for_x, for_weight, for_bias, _) = ctx.saved_tensors, ctx.needs_input_grad
+        gradient = channels_last(gradient)
+        dx = _forward(gradient, weight, None, ctx.shape, False, False)[0] if for_x else None
+        dweight = _weight_gradient(x, gradient, weight, ctx.shape, biased=False)[0] if for_weight else None
+        dbias = gradient.sum((1, 3, 4) if is_stacked(gradient) else (0, 2, 3)).flatten() if for_bias else None
+        return dx, dweight, dbias, None
 
 
 class InputGradient(NamedTuple):
@@ -192,12 +237,12 @@ class InputGradient(NamedTuple):
     def compute(self) -> Tensor:
         """Return the gradient."""
         dy, weight, shape = self
-        if shape.stride == 1:
+        if shape.stride == 1 and not shape.line:
             sizes = shape.row_sizes().transposed()
             tile = row_conv.choose_tile(sizes, dy)
             if tile is not None:
                 return row_conv.convolve_rows(dy, weight, sizes, tile, transposed=True, resident=True)[0]
-        if shape.stride == 2:
+        if shape.stride == 2 and not shape.line:
             square_tile = square_gradient.choose_tile(shape.row_sizes(), dy)
             if square_tile is not None:
                 part = square_gradient.Part(dy, weight, shape.row_sizes())
@@ -207,7 +252,7 @@ class InputGradient(NamedTuple):
 
 def input_gradients(parts: Sequence[InputGradient]) -> list[Tensor]:
     """Return the parts of a gradient; two of stride two are added up by the kernel that computes them."""
-    if len(parts) == 2 and all(part.shape.stride == square_gradient.STRIDE for part in parts):
+    if len(parts) == 2 and all(part.shape.stride == square_gradient.STRIDE and not part.shape.line for part in parts):
         wide = sorted(parts, key=lambda part: -part.shape.kernel)  # the larger kernel decides on the tile
         squares = [square_gradient.Part(dy, weight, shape.row_sizes()) for dy, weight, shape in wide]
         tile, other = (square_gradient.choose_tile(part.sizes, part.dy) for part in squares)
@@ -226,7 +271,8 @@ def _convolve_windows(
         channels, outputs, in_size, out_size = outputs, channels, out_size, in_size
     y, images = empty_images(x, shape.members, outputs, out_size), x.shape[-4]
     step = shape.stride if transposed else 1
-    positions = images * triton.cdiv(out_size[0], step) * triton.cdiv(out_size[1], step)
+    row_step = 1 if shape.line else step
+    positions = images * triton.cdiv(out_size[0], row_step) * triton.cdiv(out_size[1], step)
     padded = triton.next_power_of_2(channels) if channels % 4 else channels
     if padded > channels:  # so that several channels are read at a time
         each = x.movedim(-3, -1)
@@ -234,15 +280,16 @@ def _convolve_windows(
     tile = WIDE_WINDOWS if outputs > WINDOWS.outputs else WINDOWS
     rows = tile.rows if padded % 8 == 0 else tile.rows // 2  # more addresses leave fewer registers
     step_size = tile.inner if padded % tile.inner == 0 else WINDOWS.inner
-    wide, inner = min(tile.outputs, row_conv.block(outputs)), min(step_size, row_conv.block(padded * shape.kernel**2))
-    blocks, across = triton.cdiv(positions, rows) * step**2, triton.cdiv(outputs, wide)
+    taps = shape.kernel if shape.line else shape.kernel**2
+    wide, inner = min(tile.outputs, row_conv.block(outputs)), min(step_size, row_conv.block(padded * taps))
+    blocks, across = triton.cdiv(positions, rows) * row_step * step, triton.cdiv(outputs, wide)
     moments = torch.empty(2, blocks if measured else 0, all_channels(y), device=x.device)
     launch(
         _convolve_kernel, blocks * across * shape.members,
         y, x, weight, weight if bias is None else bias, moments, shape.members, images, moments.shape[1],
         follows=True, STACKED=is_stacked(y), PADDED=padded, CHANNELS=channels, HEIGHT=in_size[0], WIDTH=in_size[1],
         OUT=outputs, OUT_HEIGHT=out_size[0], OUT_WIDTH=out_size[1],
-        KERNEL=shape.kernel, STRIDE=shape.stride, PADDING=shape.padding[0], TRANSPOSED=transposed,
+        LINE=shape.line, KERNEL=shape.kernel, STRIDE=shape.stride, PADDING=shape.padding[0], TRANSPOSED=transposed,
         BIASED=bias is not None, MEASURED=measured, OUT_BLOCK=wide, ACROSS=across, ROWS=rows, INNER=inner,
         BIG=max(x.numel(), y.numel()) >= 2**31, STAGES=tile.stages, num_warps=tile.warps,
     )  # fmt: skip
@@ -253,7 +300,7 @@ def _weight_gradient(
     dy: Tensor, x: Tensor, weight: Tensor, shape: Shape, *, biased: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Return the gradients of weights and bias."""
-    if shape.stride == 1 and not biased:
+    if shape.stride == 1 and not biased and not shape.line:
         sizes = shape.row_sizes()
         by_rows = row_weights.choose_weight_tile(sizes, x)
         if by_rows is not None:
@@ -262,11 +309,13 @@ def _weight_gradient(
     # here cuDNN is faster; it takes no stacked images
     if shape.in_channels == shape.out_channels and before == behind and not is_stacked(x):
         _, dweight, dbias = torch.ops.aten.convolution_backward(
-            dy, x, weight, [len(weight)] if biased else None, [shape.stride] * 2, [before] * 2, [1, 1],
+            dy, x, weight, [len(weight)] if biased else None, [1 if shape.line else shape.stride, shape.stride],
+            [0 if shape.line else before, before], [1, 1],
             False, [0, 0], shape.members, [False, True, biased],
         )  # fmt: skip
         return dweight, dbias
-    inner, positions = shape.in_channels * shape.kernel**2, dy.numel() // all_channels(dy)
+    height = 1 if shape.line else shape.kernel
+    inner, positions = shape.in_channels * height * shape.kernel, dy.numel() // all_channels(dy)
     tile = WIDE_WEIGHTS if shape.out_channels > WEIGHTS.outputs else WEIGHTS
     rows, wide = min(tile.rows, row_conv.block(inner + biased)), min(tile.outputs, row_conv.block(shape.out_channels))
     blocks, across = triton.cdiv(inner + biased, rows), triton.cdiv(shape.out_channels, wide)
@@ -278,12 +327,12 @@ def _weight_gradient(
         dy, x, partial, shape.members, x.shape[-4], positions, tiles, splits, follows=True,
         STACKED=is_stacked(x), CHANNELS=shape.in_channels, HEIGHT=shape.in_size[0], WIDTH=shape.in_size[1],
         OUT=shape.out_channels, OUT_HEIGHT=shape.out_size[0], OUT_WIDTH=shape.out_size[1],
-        KERNEL=shape.kernel, STRIDE=shape.stride, PADDING=shape.padding[0], BLOCKS=blocks, BIASED=biased,
-        OUT_BLOCK=wide, ACROSS=across, POSITIONS=tile.inner, ROWS=rows,
+        LINE=shape.line, KERNEL=shape.kernel, STRIDE=shape.stride, PADDING=shape.padding[0], BLOCKS=blocks,
+        BIASED=biased, OUT_BLOCK=wide, ACROSS=across, POSITIONS=tile.inner, ROWS=rows,
         BIG=max(x.numel(), dy.numel(), partial.numel()) >= 2**31, STAGES=tile.stages, num_warps=tile.warps,
     )  # fmt: skip
     sums = row_weights.add_parts(partial, weight.dtype)
-    taps = sums[:, :inner].unflatten(1, (shape.kernel, shape.kernel, shape.in_channels)).permute(0, 3, 1, 2)
+    taps = sums[:, :inner].unflatten(1, (height, shape.kernel, shape.in_channels)).permute(0, 3, 1, 2)
     return taps, sums[:, inner] if biased else None
 
 
@@ -293,47 +342,52 @@ def _convolve_kernel(
     PADDED: tl.constexpr, CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr,
     OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr,
     PADDING: tl.constexpr, TRANSPOSED: tl.constexpr, BIASED: tl.constexpr, MEASURED: tl.constexpr,
-    OUT_BLOCK: tl.constexpr, ACROSS: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, STACKED: tl.constexpr,
-    BIG: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
+    OUT_BLOCK: tl.constexpr, ACROSS: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, LINE: tl.constexpr,
+    STACKED: tl.constexpr, BIG: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous(EARLY)
     ONE_TAP: tl.constexpr = PADDED % INNER == 0  # the numbers of a step belong to one pixel of the windows
     STEP: tl.constexpr = STRIDE if TRANSPOSED else 1  # a row of the images has the taps of every STEP-th kernel row
     TAPS: tl.constexpr = (KERNEL + STEP - 1) // STEP
-    H: tl.constexpr = (OUT_HEIGHT + STEP - 1) // STEP
+    ROW_STEP: tl.constexpr = 1 if LINE else STEP
+    ROW_STRIDE: tl.constexpr = 1 if LINE else STRIDE
+    ROW_PADDING: tl.constexpr = 0 if LINE else PADDING
+    ROW_KERNEL: tl.constexpr = 1 if LINE else KERNEL
+    ROW_TAPS: tl.constexpr = 1 if LINE else TAPS
+    H: tl.constexpr = (OUT_HEIGHT + ROW_STEP - 1) // ROW_STEP
     W: tl.constexpr = (OUT_WIDTH + STEP - 1) // STEP
     member = tl.program_id(0) % members  # programs that run at the same time read neighboring addresses
     block = tl.program_id(0) // members // ACROSS
-    first_ky, first_kx = block % STEP, block // STEP % STEP
-    position = block // (STEP * STEP) * ROWS + tl.arange(0, ROWS)[:, None]
+    first_ky, first_kx = block % ROW_STEP, block // ROW_STEP % STEP
+    position = block // (ROW_STEP * STEP) * ROWS + tl.arange(0, ROWS)[:, None]
     image = position // (H * W)
-    row = position // W % H * STEP + (first_ky + PADDING * (STEP - 1)) % STEP
+    row = position // W % H * ROW_STEP + (first_ky + ROW_PADDING * (ROW_STEP - 1)) % ROW_STEP
     column = position % W * STEP + (first_kx + PADDING * (STEP - 1)) % STEP
     known = (image < images) & (row < OUT_HEIGHT) & (column < OUT_WIDTH)
     out = tl.program_id(0) // members % ACROSS * OUT_BLOCK + tl.arange(0, OUT_BLOCK)[None, :]
     y = tl.zeros([ROWS, OUT_BLOCK], tl.float32)
     if BIASED:
         y += tl.load(bias_ptr + member * OUT + out, mask=out < OUT, other=0.0).to(tl.float32)
-    for first in tl.range(0, TAPS * TAPS * PADDED, INNER, num_stages=STAGES):
+    for first in tl.range(0, ROW_TAPS * TAPS * PADDED, INNER, num_stages=STAGES):
         k = first if ONE_TAP else first + tl.arange(0, INNER)[None, :]
         channel = first % PADDED + tl.arange(0, INNER)[None, :] if ONE_TAP else k % PADDED
-        ky, kx = first_ky + k // (PADDED * TAPS) * STEP, first_kx + k // PADDED % TAPS * STEP
+        ky, kx = first_ky + k // (PADDED * TAPS) * ROW_STEP, first_kx + k // PADDED % TAPS * STEP
         if TRANSPOSED:
-            x_row, x_column = (row + PADDING - ky) // STEP, (column + PADDING - kx) // STEP
+            x_row, x_column = (row + ROW_PADDING - ky) // ROW_STEP, (column + PADDING - kx) // STEP
         else:
-            x_row, x_column = row * STRIDE - PADDING + ky, column * STRIDE - PADDING + kx
+            x_row, x_column = row * ROW_STRIDE - ROW_PADDING + ky, column * STRIDE - PADDING + kx
         windows = load_pixels(
-            x_ptr, image, x_row, x_column, channel, known & (ky < KERNEL) & (kx < KERNEL), member, members,
+            x_ptr, image, x_row, x_column, channel, known & (ky < ROW_KERNEL) & (kx < KERNEL), member, members,
             images, PADDED, HEIGHT, WIDTH, STACKED, BIG,
         )  # fmt: skip
         k = first if ONE_TAP else first + tl.arange(0, INNER)[:, None]
         channel = first % PADDED + tl.arange(0, INNER)[:, None] if ONE_TAP else k % PADDED
-        ky, kx = first_ky + k // (PADDED * TAPS) * STEP, first_kx + k // PADDED % TAPS * STEP
+        ky, kx = first_ky + k // (PADDED * TAPS) * ROW_STEP, first_kx + k // PADDED % TAPS * STEP
         if TRANSPOSED:
-            at = ((member * CHANNELS + channel) * (KERNEL * KERNEL) + ky * KERNEL + kx) * OUT + out
+            at = ((member * CHANNELS + channel) * (ROW_KERNEL * KERNEL) + ky * KERNEL + kx) * OUT + out
         else:
-            at = ((member * OUT + out) * (KERNEL * KERNEL) + ky * KERNEL + kx) * CHANNELS + channel
-        used = (ky < KERNEL) & (kx < KERNEL) & (channel < CHANNELS) & (out < OUT)
+            at = ((member * OUT + out) * (ROW_KERNEL * KERNEL) + ky * KERNEL + kx) * CHANNELS + channel
+        used = (ky < ROW_KERNEL) & (kx < KERNEL) & (channel < CHANNELS) & (out < OUT)
         y = tl.dot(windows, tl.load(weight_ptr + at, mask=used, other=0.0), y, input_precision="ieee")
     if BIG:
         image = image.to(tl.int64)
@@ -354,9 +408,12 @@ def _weight_gradient_kernel(
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, OUT_HEIGHT: tl.constexpr,
     OUT_WIDTH: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BLOCKS: tl.constexpr,
     BIASED: tl.constexpr, OUT_BLOCK: tl.constexpr, ACROSS: tl.constexpr, POSITIONS: tl.constexpr, ROWS: tl.constexpr,
-    STACKED: tl.constexpr, BIG: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
+    LINE: tl.constexpr, STACKED: tl.constexpr, BIG: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous(EARLY)
+    ROW_STRIDE: tl.constexpr = 1 if LINE else STRIDE
+    ROW_PADDING: tl.constexpr = 0 if LINE else PADDING
+    ROW_KERNEL: tl.constexpr = 1 if LINE else KERNEL
     member = tl.program_id(0) % members
     first = tl.program_id(0) // members % BLOCKS * ROWS
     split = tl.program_id(0) // members // BLOCKS // ACROSS
@@ -367,20 +424,20 @@ def _weight_gradient_kernel(
     sums = tl.zeros([ROWS, OUT_BLOCK], tl.float32)
     for tile in tl.range(split, tiles, splits, num_stages=STAGES):
         position = tile * POSITIONS + tl.arange(0, POSITIONS)[:, None]
-        x_row = position // OUT_WIDTH % OUT_HEIGHT * STRIDE - PADDING + ky
+        x_row = position // OUT_WIDTH % OUT_HEIGHT * ROW_STRIDE - ROW_PADDING + ky
         x_column = position % OUT_WIDTH * STRIDE - PADDING + kx
         windows = load_pixels(
             x_ptr, position // (OUT_HEIGHT * OUT_WIDTH), x_row, x_column, k % CHANNELS,
-            (position < positions) & (ky < KERNEL), member, members, images, CHANNELS, HEIGHT, WIDTH, STACKED, BIG,
+            (position < positions) & (ky < ROW_KERNEL), member, members, images, CHANNELS, HEIGHT, WIDTH, STACKED, BIG,
         )  # fmt: skip
         if BIASED:  # a one behind the last tap of each window
-            windows = tl.where(k == KERNEL * KERNEL * CHANNELS, 1.0, windows).to(windows.dtype)
+            windows = tl.where(k == ROW_KERNEL * KERNEL * CHANNELS, 1.0, windows).to(windows.dtype)
         row = position.to(tl.int64) if BIG else position
         start, pixel = locate_member(member, members, images, OUT_HEIGHT * OUT_WIDTH, OUT, STACKED, BIG)
         at = start + row * pixel + out
         dy = tl.load(dy_ptr + at, mask=(position < positions) & (out < OUT), other=0.0)
         sums = tl.dot(windows.trans(), dy, sums, input_precision="ieee")
-    width = KERNEL * KERNEL * CHANNELS + BIASED
+    width = ROW_KERNEL * KERNEL * CHANNELS + BIASED
     if BIG:
         split = split.to(tl.int64)
     k = first + tl.arange(0, ROWS)[:, None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,8 +32,9 @@ def convolve(
     unbatched = len(x.shape) < len(weight.shape)
     x = _with_batch(x) if unbatched else x
     y, _ = convolve_batch(context, x, weight, bias, stride, padding, dilation, groups)
-    is_batch_of_images = len(weight.shape) == 4 and not unbatched
-    return split_images(y, context) if is_batch_of_images else split_channels(y, context, unbatched)
+    if unbatched or len(weight.shape) == 5:
+        return split_channels(y, context, unbatched)
+    return split_images(y, context, line=len(weight.shape) == 3)
 
 
 def convolve_batch(
@@ -51,7 +53,14 @@ def convolve_batch(
     """Return images and, where `measured` and a kernel of our own computes them, moments of each channel.
 
     Images are (B, K*C, ...) or stacked. A first convolution may stack them if `stacked`; others follow their input.
+    Where kernels are supported, sequences are images of one row.
     """
+    dims = len(weight.shape) - 2
+    stride, dilation = _each(stride, dims), _each(dilation, dims)
+    padding = _amounts(padding, weight.shape[2:], dilation)
+    if dims == 1 and kernels.support(weight.tensor) and not isinstance(padding, str):
+        x, weight = as_line(x), as_line(weight)
+        stride, padding, dilation = [1, *stride], [0, *padding], [1, *dilation]
     fused = _convolve_fused(context, x, weight, bias, stride, padding, dilation, groups, stacked, measured)
     if fused is not None:
         return fused
@@ -82,16 +91,17 @@ def _convolve_fused(
     if len(weight.shape) != 4 or x.dim is None or not kernels.support(weight.tensor) or len(x.shape) != 4:
         return None
     side, dtype = weight.shape[-1], kernels.working_dtype(weight.tensor)
-    stride, pad, dilation = _square(stride), _square(padding), _square(dilation)
-    if groups != 1 or dilation != 1 or stride is None or pad is None or weight.shape[2] != side:
+    line = weight.shape[2] < side and x.shape[2] == 1
+    stride, pad, dilation = (_square(size, line) for size in (stride, padding, dilation))
+    if groups != 1 or dilation != 1 or stride is None or pad is None or (weight.shape[2] != side and not line):
         return None
     around = (pad, pad)
     if isinstance(x, PaddedValue):
         sides = x.pad
-        if sides[:2] != sides[2:] or pad:
+        if sides[:2] != sides[2:] or pad or line:
             return None
         x, around = x.inner, sides[:2]
-    if stride == 1 and around in ((0, 0), ((side - 1) / 2, (side - 1) / 2)):
+    if not line and stride == 1 and around in ((0, 0), ((side - 1) / 2, (side - 1) / 2)):
         from hullo.population.kernels.input_conv import convolve as convolve_input
         from hullo.population.kernels.input_conv import is_tuned, should_stack
 
@@ -130,11 +140,30 @@ def _convolve_fused(
     )
 
 
-def _square(size: Any) -> int | None:
-    """Return the one number of a size that is the same in all dimensions; None for another size."""
+def _square(size: Any, line: bool = False) -> int | None:
+    """Return the one number of a size that is the same in all dimensions; the last one of a line, None for others."""
     if isinstance(size, int):
         return size
-    return int(size[0]) if not isinstance(size, str) and len(set(size)) == 1 else None
+    return int(size[-1]) if not isinstance(size, str) and (line or len(set(size)) == 1) else None
+
+
+def _each(size: Any, dims: int) -> list[int]:
+    """Return a size of each dimension."""
+    given = [size] if isinstance(size, int) else list(size)
+    return given if len(given) == dims else given * dims
+
+
+def _amounts(padding: Any, kernel: Sequence[int], dilation: Sequence[int]) -> Any:
+    """Return the padding of each dimension, or "same" where it differs before and behind."""
+    if not isinstance(padding, str):
+        return _each(padding, len(kernel))
+    total = [step * (size - 1) if padding == "same" else 0 for step, size in zip(dilation, kernel, strict=True)]
+    return padding if any(size % 2 for size in total) else [size // 2 for size in total]
+
+
+def as_line(x: Value) -> Value:
+    """Return a sequence, (B, C, L), as an image of one row; an image as it is."""
+    return Value(x.tensor.unsqueeze(-2), x.dim) if len(x.shape) == 3 else x
 
 
 @rule(aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
@@ -152,11 +181,38 @@ def convolve_transposed(
     dims = len(weight.shape)
     function = {3: F.conv_transpose1d, 4: F.conv_transpose2d, 5: F.conv_transpose3d}[dims]
     unbatched = len(x.shape) < dims
+    if not unbatched and groups == 1 and dims < 5 and kernels.support(weight.tensor):
+        given = as_line(x), as_line(weight), bias, stride, padding, output_padding, dilation
+        fused = _convolve_transposed_fused(context, *given)
+        if fused is not None:
+            return split_images(fused, context, line=dims == 3)
     images = side_by_side(_with_batch(x) if unbatched else x, context)
     filters = weight.at(0, context.members).flatten(0, 1)
     groups *= context.members
     y = function(images, filters, flat_parameter(bias, context), stride, padding, output_padding, groups, dilation)
     return split_channels(y, context, unbatched)
+
+
+def _convolve_transposed_fused(
+    context: Context, x: Value, weight: Value, bias: Value | None, *sizes: Any
+) -> Tensor | None:
+    """Return images by a kernel of our own; None where cuDNN is faster, or the only one."""
+    side, dtype = weight.shape[-1], kernels.working_dtype(weight.tensor)
+    line = weight.shape[2] < side and x.shape[2] == 1
+    stride, pad, more, dilation = (_square(size, line) for size in sizes)
+    is_square = line or weight.shape[2] == side
+    if x.dim is None or not is_square or dilation != 1 or stride is None or pad is None or more is None:
+        return None
+    if dtype.itemsize != 2 or context.members == 1:
+        return None
+    from hullo.population.kernels.convolution import convolve_transposed, is_faster
+
+    if not is_faster(weight.shape, dtype, weight.device, stride=stride, biased=True):
+        return None
+    height, width = (stride * (size - 1) - 2 * pad + side + more for size in x.shape[2:])
+    images, (filters, biases) = as_images(x, context).to(dtype), _flat_parameters(weight, bias, context)
+    size = (x.shape[2] if line else height, width)
+    return convolve_transposed(images, filters, biases, members=context.members, stride=stride, padding=pad, size=size)
 
 
 def _with_batch(x: Value) -> Value:
@@ -187,9 +243,10 @@ def side_by_side(x: Value, context: Context) -> Tensor:
     return x.at(1, context.members).flatten(1, 2)
 
 
-def split_images(y: Tensor, context: Context) -> Value:
-    """Return images as kernels return them, (B, K*C, H, W) or stacked, as a value."""
-    return Value(y, 0) if y.dim() == 5 else split_channels(y, context)
+def split_images(y: Tensor, context: Context, line: bool = False) -> Value:
+    """Return images as kernels return them, (B, K*C, H, W) or stacked, as a value; as sequences if `line`."""
+    y = y.squeeze(-2) if line and y.dim() > 3 else y
+    return Value(y, 0) if y.dim() == 5 - line else split_channels(y, context)
 
 
 def split_channels(y: Tensor, context: Context, unbatched: bool = False) -> Value:

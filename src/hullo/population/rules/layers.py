@@ -275,7 +275,18 @@ for _operator, _dims in (
     (aten.adaptive_avg_pool2d.default, 2),
     (aten.adaptive_max_pool2d.default, 2),
     (aten.max_pool2d_with_indices.default, 2),
-    (aten.upsample_nearest2d.vec, 2),
     (aten.upsample_bilinear2d.vec, 2),
 ):
     _pool(_operator, _dims)
+
+
+@rule(aten.upsample_nearest2d.vec)
+def repeat_pixels(context: Context, x: Value, *sizes: Any) -> Any:
+    """Upsample in the type of x: repeated numbers lose nothing, where autocast would make them wider."""
+    if x.dim is None or len(x.shape) != 4:
+        return NotImplemented
+    dim = 0 if x.dim == 0 else 1
+    images = x.at(dim, context.members)
+    with torch.autocast(x.device.type, enabled=False):
+        y = aten.upsample_nearest2d.vec(images.flatten(dim, dim + 1), *sizes)
+    return Value(y.unflatten(dim, images.shape[dim : dim + 2]), dim)
