@@ -26,7 +26,7 @@ from hullo.kernels.codegen import Translator, derivative_name, fill, levels
 from hullo.population.kernels import processors
 from hullo.population.kernels.kinds import Kind, Kinds, all_alike, build_branches
 from hullo.population.kernels.linear import column_sums
-from hullo.population.kernels.terms import Sum, contract, derive, highest_order
+from hullo.population.kernels.terms import PLAIN, Sum, Z, as_tensor, contract, derive, highest_order, with_function
 
 SIZE, LEAST_TILES, PROGRAMS = 2048, 4, 32
 """Entries of a tile; in passes that add up, the tiles of a program and the programs for each multiprocessor."""
@@ -68,41 +68,56 @@ class _Call(NamedTuple):
 
 
 class _Combine(torch.autograd.Function):
-    """Compute sums over derivatives. Their gradients are sums of the same form."""
+    """Compute sums over derivatives, whose gradients are sums of the same form.
+
+    The last result has the values of x and stands for z: derivatives of this function read it in the place of x and
+    bias, so that the parts of the gradient of z come together here, where the kernel adds them up.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rows: Tensor, *given: Any) -> tuple[Tensor, ...]:
         *others, call = given
-        tensors = [item.contiguous() for item in (x, rows, *others)]
-        ctx.save_for_backward(*tensors)
+        same, *tensors = (item.contiguous() for item in (x, rows, *others))
+        same = same.detach()
+        ctx.save_for_backward(same, *tensors)
         ctx.set_materialize_grads(False)
         ctx.call = call
-        outputs, _, _ = _compute(call, tensors)
-        return tuple(outputs)
+        outputs, _, _ = _compute(call, [same, *tensors])
+        return *outputs, same
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         call, saved = ctx.call, ctx.saved_tensors
         wants_x, wants_rows, *wants = wanted_gradients(ctx, len(saved))
         wants_bias = call.has_bias and wants.pop(0)
-        count, above = len(wants), [item.contiguous() for item in gradients if item is not None]
-        numbers = iter(range(count, count + len(above)))
-        total = contract(call.sums, [None if item is None else next(numbers) for item in gradients])
-        places = [*([None] if wants_x or wants_bias else []), *(j for j in range(count) if wants[j])]
-        again, tensors = call._replace(sums=tuple(derive(total, place) for place in places)), [*saved, *above]
+        same, rows, *others = saved
+        biases = [others.pop(0).detach()] if call.has_bias else []
+        factors = [*others, *(item.contiguous() for item in gradients if item is not None)]
+        numbers = iter(range(len(others), len(factors)))
+        *of_sums, of_z = (None if item is None else next(numbers) for item in gradients)
+        total = contract(call.sums, of_sums)
+        wanted = {place: derive(total, place) for place in range(len(others)) if wants[place]}
+        if wants_x or wants_bias:
+            wanted = {Z: derive(total, Z) + (() if of_z is None else ((PLAIN, (of_z,)),))} | wanted
+        known = {place: as_tensor(terms) for place, terms in wanted.items()}
+        found = {place: factors[number] for place, number in known.items() if number is not None}
+        places = [place for place, terms in wanted.items() if terms and place not in found]
+        again, of_bases = call._replace(sums=tuple(wanted[place] for place in places)), with_function(total)
+        tensors, of_bases = [same, rows, *biases, *factors], of_bases if wants_rows else ()
         if torch.is_grad_enabled():  # the gradients are differentiated, too
-            outputs: Sequence[Tensor] = _Combine.apply(*tensors, again) if places else ()
-            dbias = outputs[0].sum(1) if wants_bias else None
-            drows = _differentiable_drows(call, tensors, total) if wants_rows else None
+            outputs: Sequence[Tensor] = _Combine.apply(*tensors, again)[:-1] if places else ()
+            dbias, drows = None, _differentiable_drows(call, tensors, of_bases) if of_bases else None
         else:
-            outputs, dbias, drows = _compute(again, tensors, wants_bias, total if wants_rows else ())
-        found = dict(zip(places, outputs, strict=True))
-        biases = [dbias if dbias is None else dbias.to(saved[2].dtype)] if call.has_bias else []
-        return found.get(None), drows, *biases, *map(found.get, range(count)), None
+            outputs, dbias, drows = _compute(again, tensors, wants_bias and Z in places, of_bases)
+        found |= dict(zip(places, outputs, strict=True))
+        if wants_bias and dbias is None and Z in found:
+            dbias = found[Z].sum(1)
+        of_bias = [None if dbias is None else dbias.to(biases[0].dtype)] if call.has_bias else []
+        return found.get(Z), drows, *of_bias, *(found.get(place) for place in range(len(others))), None
 
 
 def _differentiable_drows(call: _Call, tensors: Sequence[Tensor], total: Sum) -> Tensor:
-    """Return the gradient of the coefficients, by a pass for each base."""
+    """Return the gradients of the coefficients, by a pass for each base."""
     x, rows, *others = tensors
     parts = []
     for i, base in enumerate(call.bases):
@@ -209,7 +224,7 @@ def _parts(work: _Work, own: tuple[int, ...], learns: bool) -> dict[str, list[st
         + [line for lines, _ in derivatives for line in lines]
         + [
             f"f{n} = {' + '.join(f'c{i} * {derivative_name(n, i)}' for i in numbers)}"
-            for n in sorted({n for terms in work.sums for n, _ in terms})
+            for n in sorted({n for terms in work.sums for n, _ in with_function(terms)})
         ]
         + [f"o{k} = {_write(terms)}" for k, terms in enumerate(work.sums)]
         + [f"tl.store(o{k}_ptr + at, o{k}.to(o{k}_ptr.dtype.element_ty), mask=inside)" for k in range(len(work.sums))],
@@ -226,9 +241,11 @@ def _parts(work: _Work, own: tuple[int, ...], learns: bool) -> dict[str, list[st
 
 def _write(terms: Sum, base: int | None = None) -> str:
     """Return a sum as text; of F, or of one base in its place."""
-    names = [f"f{order}" if base is None else derivative_name(order, base) for order, _ in terms]
-    products = [[*(f"t{j}" for j in factors), name] for name, (_, factors) in zip(names, terms, strict=True)]
-    return " + ".join(" * ".join(product) for product in products)
+    products = []
+    for order, factors in terms:
+        functions = [] if order == PLAIN else [f"f{order}" if base is None else derivative_name(order, base)]
+        products.append(" * ".join([*(f"t{j}" for j in factors), *functions]))
+    return " + ".join(products)
 
 
 def _total(name: str | None) -> str:
