@@ -12,6 +12,7 @@ from trained_alone import OPTIMIZERS
 
 import hullo
 from hullo.population import SGD, Adam, Population, checkpoint
+from hullo.population.kernels import choice
 from hullo.population.schedules import cosine
 
 ACTS: list[Any] = [nn.ReLU, nn.PReLU, lambda: hullo.AffineHull("relu", "tanh"), lambda: hullo.ConvexHull("relu", "sin")]
@@ -61,6 +62,14 @@ def test_training_goes_on_to_the_bit(name: str, kept: list[int] | None, tmp_path
     for population, optimizer in ((whole, optimizers[0]), (second, optimizers[2])):
         train(population, optimizer, batches[3:])
     assert_equal(states(second, optimizers[2]), states(whole, optimizers[0]))
+
+
+def test_kernels_that_were_chosen_are_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "_chosen", {"('forward', 3)": "rows"})
+    make().save(tmp_path / "run.pt")
+    monkeypatch.setattr(choice, "_chosen", {})
+    make().load(tmp_path / "run.pt")
+    assert choice.choices() == {"('forward', 3)": "rows"}
 
 
 def test_a_file_that_does_not_fit_changes_no_number(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hullo.population.kernels import choice
+
 if TYPE_CHECKING:
     from hullo.population.optim import Optimizer
     from hullo.population.population import Population
@@ -18,6 +20,7 @@ def save(path: str | os.PathLike[str], population: Population, optimizer: Optimi
     """Write a file; one that is there is replaced only by a complete one."""
     _check_optimizer(population, optimizer)
     parts: dict[str, Any] = {"numbers": population.numbers, "population": population.state_dict()}
+    parts["choices"] = choice.choices()
     if optimizer is not None:
         parts["optimizer"] = optimizer.state_dict()
     path = Path(path)
@@ -48,6 +51,7 @@ def load(path: str | os.PathLike[str], population: Population, optimizer: Optimi
         )
     if parts["numbers"] != population.numbers:
         population.keep([population.numbers.index(number) for number in parts["numbers"]])
+    choice.take(parts.get("choices", {}))
     targets = {"population": population} | ({} if optimizer is None else {"optimizer": optimizer})
     before = {
         name: {key: tensor.clone() for key, tensor in target.state_dict().items()} for name, target in targets.items()

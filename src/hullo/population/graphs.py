@@ -14,6 +14,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from hullo.population.check import check_first_call
+from hullo.population.kernels import choice
 from hullo.population.kernels.side_stream import join
 from hullo.population.population import Population
 
@@ -156,7 +157,7 @@ def _record(step: Callable[[], Any], device: torch.device, pool: Any) -> tuple[t
     """Return a CUDA graph of a step, and what the step returned in it."""
     side = _side_stream(device)
     side.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(side):
+    with torch.cuda.stream(side), choice.measuring():
         for _ in range(WARM_UP):
             step()
     torch.cuda.current_stream(device).wait_stream(side)

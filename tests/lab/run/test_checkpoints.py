@@ -20,6 +20,7 @@ from hullo.lab.run.checkpoints import Checkpoints
 from hullo.lab.run.loaders import InMemoryLoader
 from hullo.lab.run.training import Training
 from hullo.lab.spec.run_spec import Spec, identify
+from hullo.population.kernels import choice
 
 SPECS = tuple(Spec("lenet5", "fashion-mnist-sample", row, epochs=1) for row in ("relu", "affine(identity,tanh)"))
 
@@ -42,6 +43,14 @@ def test_last_checkpoint_is_restored_and_deleted(tmp_path: Path) -> None:
     assert all(torch.equal(expected[name], tensor) for name, tensor in restored.state_dict().items())
     checkpoints.delete(SPECS)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_kernels_that_were_chosen_are_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "_chosen", {"('forward', 3)": "rows"})
+    Checkpoints(tmp_path).save(after(1))
+    monkeypatch.setattr(choice, "_chosen", {})
+    Checkpoints(tmp_path).restore(after(0))
+    assert choice.choices() == {"('forward', 3)": "rows"}
 
 
 def test_population_without_checkpoint_starts_at_epoch_0(tmp_path: Path) -> None:

@@ -13,14 +13,18 @@ pytest.importorskip("triton")
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 
-from hullo.population.kernels.convolution import convolve, convolve_transposed, is_faster, row_conv, square_gradient  # noqa: E402
+from hullo.population.kernels import choice  # noqa: E402
+from hullo.population.kernels.convolution import convolve, convolve_transposed, row_conv, square_gradient  # noqa: E402
 from hullo.population.kernels.layouts import channels_last  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
 def _exact_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compute in float32 where the gradient of weights is left to cuDNN, which would choose TF32."""
+    """Compute in float32, where cuDNN would choose TF32, and by the kernels where cuDNN is the default."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    monkeypatch.setattr(
+        choice, "compute", lambda key, ways, default: ways["windows 0" if default == "cudnn" else default]()
+    )
 
 
 class Case(NamedTuple):
@@ -180,23 +184,53 @@ def test_a_member_that_is_not_finite_leaves_the_other_as_it_is(lost: int) -> Non
 
 
 @pytest.mark.parametrize(
-    ("inputs", "outputs", "stride", "biased", "measured", "faster"),
+    ("inputs", "outputs", "stride", "biased", "is_tuned", "default"),
     [
-        (16, 16, 1, False, True, True),
-        (16, 16, 1, True, True, False),  # our kernels for any stride are slower than cuDNN
-        (16, 16, 2, False, True, False),
-        (16, 16, 1, False, False, False),
-        (8, 17, 2, True, False, True),
-        (64, 65, 1, False, True, True),
-        (65, 65, 1, False, True, False),
+        (16, 16, 1, False, True, "rows"),
+        (16, 16, 1, True, True, "cudnn"),
+        (16, 16, 2, False, True, "cudnn"),
+        (16, 16, 1, False, False, "cudnn"),
+        (8, 17, 2, True, False, "windows 0"),
+        (32, 96, 1, False, True, "windows 2"),
+        (65, 65, 1, False, True, "cudnn"),
     ],
 )
-def test_cudnn_convolves_narrow_members_and_wide_ones_with_as_many_outputs_as_inputs(
-    inputs: int, outputs: int, stride: int, biased: bool, measured: bool, faster: bool, monkeypatch: pytest.MonkeyPatch
+def test_by_default_cudnn_convolves_few_channels_and_many_that_stay_as_many(
+    inputs: int, outputs: int, stride: int, biased: bool, is_tuned: bool, default: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_conv, "is_tuned_for", lambda dtype, device: measured)
-    given = torch.Size([outputs, inputs, 3, 3]), torch.bfloat16, torch.device("cpu")
-    assert is_faster(*given, stride=stride, biased=biased) is faster
+    monkeypatch.setattr(row_conv, "is_tuned_for", lambda dtype, device: is_tuned)
+    taken = []
+    monkeypatch.setattr(choice, "compute", lambda key, ways, way: taken.append(way) or ways[way]())
+    x, weight = torch.randn(2, 2 * inputs, 4, 4), torch.randn(2 * outputs, inputs, 3, 3)
+    convolve(x, weight, torch.randn(2 * outputs) if biased else None, members=2, stride=stride, padding=(1, 1))
+    assert taken == [default]
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("stacked", [False, True])
+def test_all_ways_agree(case: Case, stacked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute every pass by every way; the gradients of one sum are enough to see each number of each pass."""
+    compared = []
+
+    def compute(key: tuple[object, ...], ways: dict[str, choice.Way], default: str) -> choice.Outputs:
+        expected = ways["windows 0"]()
+        for name in ways:
+            for one, other in zip(ways[name](), expected, strict=True):
+                if one is not None and other is not None and "moments" not in name:
+                    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+            compared.append((key[0], name))
+        return expected
+
+    monkeypatch.setattr(choice, "compute", compute)
+    x, *others = case.draw()
+    if stacked:
+        x = x.detach().unflatten(1, (case.members, -1)).movedim(1, 0).contiguous().requires_grad_()
+    case.ours(x, *others).sum().backward()
+    passes = {"forward", "input gradient", "weight gradient"}
+    assert {key for key, _ in compared} == passes
+    assert {key for key, name in compared if name == "cudnn"} == (
+        set() if stacked or case.padding[0] != case.padding[1] else passes
+    )
 
 
 @pytest.mark.gpu  # Triton's interpreter runs one program after the other

@@ -18,6 +18,7 @@ from hullo.lab.comparison.decision import Arm, Score
 from hullo.lab.files import atomic_write, make_directory
 from hullo.lab.spec.records import Record, Records
 from hullo.lab.spec.run_spec import Spec
+from hullo.population.kernels import choice
 
 STATE, TRIALS, RECORDS, CHECKPOINT = "comparison.json", "trials.jsonl", "records.jsonl", "checkpoint.pt"
 
@@ -81,13 +82,17 @@ class Store:
     def save_checkpoint(self, arms: Sequence[Arm], state: Mapping[str, Any], chosen: Mapping[str, Tensor]) -> None:
         """Save the state of a training, and the states after the best epochs of its members."""
         with atomic_write(self.folder / CHECKPOINT) as file:
-            torch.save({"arms": [tuple(arm) for arm in arms], "state": state, "chosen": chosen}, file)
+            parts = {"arms": [tuple(arm) for arm in arms], "choices": choice.choices()}
+            torch.save({**parts, "state": state, "chosen": chosen}, file)
 
     def load_checkpoint(self, arms: Sequence[Arm]) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return what `save_checkpoint` saved of these runs; empty if there is none."""
         path = self.folder / CHECKPOINT
         saved = torch.load(path, map_location="cpu", weights_only=True) if path.exists() else {}
-        return (saved["state"], saved["chosen"]) if saved.get("arms") == [tuple(arm) for arm in arms] else ({}, {})
+        if saved.get("arms") != [tuple(arm) for arm in arms]:
+            return {}, {}
+        choice.take(saved["choices"])
+        return saved["state"], saved["chosen"]
 
     def save_weights(self, name: str, network: nn.Module) -> None:
         """Save the state dict of a network; its hulls can be restored from it."""

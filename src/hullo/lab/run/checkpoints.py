@@ -16,6 +16,7 @@ from hullo.lab.run.loaders import Loader
 from hullo.lab.run.training import Training
 from hullo.lab.spec.checkpoint_files import REMEDY, VERSION, read_checkpoint, read_members, scan_checkpoints
 from hullo.lab.spec.run_spec import Spec, identify
+from hullo.population.kernels import choice
 
 CHOSEN = "chosen."
 """Prefix of the tensors of the epochs that are best on validation data."""
@@ -41,6 +42,7 @@ class Checkpoints:
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
         specs = json.dumps([str(spec) for spec in training.specs])
         metadata = {"version": VERSION, "specs": specs, "data": _describe(training.loader)}
+        metadata["choices"] = json.dumps(choice.choices())
         metadata["checksum"] = checksum(tensors)
         with atomic_write(self._path(training.specs)) as file:
             file.write(save(tensors, metadata))
@@ -62,6 +64,7 @@ class Checkpoints:
                 f"{path} was saved with {before.get('data')}, but the data set has {now}; restore the data, or {REMEDY}"
             )
         chosen = {name.removeprefix(CHOSEN): state.pop(name) for name in list(state) if name.startswith(CHOSEN)}
+        choice.take(json.loads(before.get("choices", "{}")))
         try:
             training.load_state_dict(state)
         except (KeyError, ValueError, RuntimeError) as error:

@@ -4,18 +4,20 @@ Libraries are made for one wide convolution; K narrow ones they copy in and out 
 other. Here a program multiplies the windows of one member's images with its weights. Images are in one of the layouts
 of :mod:`hullo.population.kernels.layouts`.
 
-Some layers have kernels of their own: those of stride one in :mod:`hullo.population.kernels.row_conv`, the input's
-gradient for stride two in :mod:`hullo.population.kernels.square_gradient`. Those below take any stride: a window is a
-row of the matrix product, tap by tap and all channels of each tap. The gradient for the input is the same product of
-windows of the output's gradient; that for the weights takes the input's windows once more.
+Those below take any stride: a window is a row of the matrix product, tap by tap and all channels of each tap. The
+gradient for the input is the same product of windows of the output's gradient; that for the weights takes the input's
+windows once more. Other ways are cuDNN and, for some layers, kernels of their own: those of stride one in
+:mod:`hullo.population.kernels.row_conv`, the input's gradient for stride two in
+:mod:`hullo.population.kernels.square_gradient`. Each pass takes the fastest by :mod:`hullo.population.kernels.choice`.
 """
 
 # mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
 # ruff: noqa: N803, N806 (constants are in capitals, in Triton)
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -23,16 +25,13 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-from hullo.population.kernels import processors, row_conv, row_weights, square_gradient
+from hullo.population.kernels import choice, processors, row_conv, row_weights, square_gradient
 from hullo.population.kernels.first_order import once_differentiable
 from hullo.population.kernels.late_gradients import LateGradients
 from hullo.population.kernels.launch import launch, wait_for_previous
 from hullo.population.kernels.layouts import all_channels, channels_last, empty_images, is_stacked, locate_member
 from hullo.population.kernels.side_stream import Deferred
 from hullo.population.kernels.square_gradient import load_pixels
-
-NARROW = 64
-"""The most channels on both sides for which these kernels are always faster than cuDNN."""
 
 
 class Tile(NamedTuple):
@@ -45,10 +44,14 @@ class Tile(NamedTuple):
     stages: int
 
 
-WINDOWS, WIDE_WINDOWS = Tile(256, 64, 32, 4, 3), Tile(128, 128, 64, 8, 3)
-"""For up to 64 outputs, as measured on an H200, and for more."""
+WINDOWS = (Tile(256, 64, 32, 4, 3), Tile(128, 128, 128, 8, 2), Tile(128, 128, 64, 4, 3))
+"""Settings to choose from; by default the first up to 64 outputs, and the last for more."""
 
-WEIGHTS, WIDE_WEIGHTS = Tile(128, 64, 64, 4, 3), Tile(128, 128, 64, 8, 3)
+WEIGHTS = (Tile(128, 64, 64, 4, 3), Tile(128, 128, 64, 4, 3))
+"""Likewise for gradients of weights."""
+
+LEAST, NARROW = 16, 64
+"""For more channels than the first and at most the second, these kernels were always faster than cuDNN on an H200."""
 
 PROGRAMS = 4
 """Programs of `_weight_gradient_kernel` per multiprocessor."""
@@ -78,22 +81,28 @@ class Shape(NamedTuple):
         out_size = (size[0] if line else height, width)
         return cls(members, channels, len(weight) // members, side, stride, padding, size, out_size, line)
 
+    def moves(self) -> tuple[list[int], list[int]]:
+        """Return strides and padding of rows and columns, where that before and behind the images is the same."""
+        stride, padding = self.stride, self.padding[0]
+        return [1 if self.line else stride, stride], [0 if self.line else padding, padding]
+
     def row_sizes(self) -> row_conv.Sizes:
         """Return the sizes as the kernels for stride one take them."""
         return row_conv.Sizes(*self[:4], self.padding[0], self.in_size, self.out_size)
 
 
-def is_faster(weight_shape: torch.Size, dtype: torch.dtype, device: torch.device, *, stride: int, biased: bool) -> bool:
-    """Return whether these kernels convolve faster than cuDNN.
+def is_for_cudnn(inputs: int, outputs: int) -> bool:
+    """Return whether cuDNN is the default: for few channels, and for many, as many inputs as outputs."""
+    return inputs == outputs if max(inputs, outputs) > NARROW else max(inputs, outputs) <= LEAST
 
-    `weight_shape` is that of one member, (outputs, inputs, side or 1, side).
+
+def is_served(weight_shape: torch.Size, *, stacked: bool) -> bool:
+    """Return whether a layer is computed here; a member's weights are (outputs, inputs, side or 1, side).
+
+    Stacked images of many channels are better copied for cuDNN.
     """
-    outputs, inputs, side, _ = weight_shape
-    by_rows = stride == 1 and not biased and (side, inputs, outputs) in row_conv.TILES and weight_shape[3] == side
-    if by_rows and row_conv.is_tuned_for(dtype, device):
-        return True
-    widest = max(inputs, outputs)
-    return inputs != outputs if widest > NARROW else widest > 16
+    outputs, inputs = weight_shape[:2]
+    return not (stacked and outputs == inputs > NARROW)
 
 
 def convolve(
@@ -183,17 +192,35 @@ class _Convolve(torch.autograd.Function):
         return dx, dweight, dbias, None, None, None, None, None
 
 
+def _windows(outputs: int, compute: Callable[[Tile], choice.Outputs]) -> tuple[dict[str, choice.Way], str]:
+    """Return the ways of `_convolve_windows`, by its settings, and the default."""
+    ways: dict[str, choice.Way] = {f"windows {i}": partial(compute, tile) for i, tile in enumerate(WINDOWS)}
+    return ways, "windows 0" if outputs <= WINDOWS[0].outputs else "windows 2"
+
+
 def _forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape, measured: bool, resident: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Return outputs and moments."""
+    ways, default = _windows(
+        shape.out_channels, lambda tile: _convolve_windows(x, weight, bias, shape, tile, measured=measured)
+    )
+    (before, behind), sizes = shape.padding, shape.row_sizes()
+    if before == behind and not is_stacked(x) and (not measured or is_for_cudnn(shape.in_channels, shape.out_channels)):
+        ways["cudnn"] = lambda: (F.conv2d(x, weight, bias, *shape.moves(), 1, shape.members), None)
+        default = "cudnn" if is_for_cudnn(shape.in_channels, shape.out_channels) else default
     if shape.stride == 1 and bias is None and not shape.line:
-        sizes = shape.row_sizes()
         for with_moments in (True, False) if measured else (False,):
             tile = row_conv.choose_tile(sizes, x, measured=with_moments)
             if tile is not None:
-                return row_conv.convolve_rows(x, weight, sizes, tile, measured=with_moments, resident=resident)
-    return _convolve_windows(x, weight, bias, shape, measured=measured)
+                ways["rows"] = partial(
+                    row_conv.convolve_rows, x, weight, sizes, tile, measured=with_moments, resident=resident
+                )
+                default = "rows" if row_conv.is_tuned_for(x.dtype, x.device) else default
+                break
+    key = ("forward", shape, x.shape[-4], x.dtype, is_stacked(x), bias is not None, measured)
+    y, moments = choice.compute(key, ways, default)
+    return cast(Tensor, y), moments
 
 
 def convolve_transposed(
@@ -214,7 +241,11 @@ class _ConvolveTransposed(torch.autograd.Function):
         x, weight = channels_last(x), channels_last(weight.to(x.dtype))
         ctx.save_for_backward(x, weight)
         ctx.shape = shape
-        return _convolve_windows(x, weight, bias, shape, transposed=True)[0]
+        ways, default = _windows(
+            shape.in_channels, lambda tile: _convolve_windows(x, weight, bias, shape, tile, transposed=True)
+        )
+        key = ("transposed", shape, x.shape[-4], x.dtype, is_stacked(x), bias is not None)
+        return cast(Tensor, choice.compute(key, ways, default)[0])
 
     @staticmethod
     @once_differentiable
@@ -237,17 +268,41 @@ class InputGradient(NamedTuple):
     def compute(self) -> Tensor:
         """Return the gradient."""
         dy, weight, shape = self
+        ways, default = _windows(
+            shape.in_channels, lambda tile: _convolve_windows(dy, weight, None, shape, tile, transposed=True)
+        )
+        before, behind = shape.padding
+        if before == behind and not is_stacked(dy):
+            ways["cudnn"] = lambda: (_cudnn_backward(dy, None, weight, shape, (True, False, False))[0], None)
+            default = "cudnn" if is_for_cudnn(shape.in_channels, shape.out_channels) else default
+        is_tuned = row_conv.is_tuned_for(dy.dtype, dy.device)
         if shape.stride == 1 and not shape.line:
             sizes = shape.row_sizes().transposed()
             tile = row_conv.choose_tile(sizes, dy)
             if tile is not None:
-                return row_conv.convolve_rows(dy, weight, sizes, tile, transposed=True, resident=True)[0]
-        if shape.stride == 2 and not shape.line:
+                ways["rows"] = partial(row_conv.convolve_rows, dy, weight, sizes, tile, transposed=True, resident=True)
+                default = "rows" if is_tuned else default
+        if shape.stride == square_gradient.STRIDE and not shape.line:
             square_tile = square_gradient.choose_tile(shape.row_sizes(), dy)
             if square_tile is not None:
                 part = square_gradient.Part(dy, weight, shape.row_sizes())
-                return square_gradient.input_gradient([part], square_tile)
-        return _convolve_windows(dy, weight, None, shape, transposed=True)[0]
+                ways["squares"] = lambda: (square_gradient.input_gradient([part], square_tile), None)
+                default = "squares" if is_tuned else default
+        key = ("input gradient", shape, dy.shape[-4], dy.dtype, is_stacked(dy))
+        return cast(Tensor, choice.compute(key, ways, default)[0])
+
+
+def _cudnn_backward(
+    dy: Tensor, x: Tensor | None, weight: Tensor, shape: Shape, needed: tuple[bool, bool, bool]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients that are needed, of images, weights and bias; images may be None where they are not read."""
+    if x is None:
+        x = empty_images(dy, shape.members, shape.in_channels, shape.in_size)
+    gradients: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(
+        dy, x, weight, [len(weight)] if needed[2] else None, *shape.moves(), [1, 1],
+        False, [0, 0], shape.members, list(needed),
+    )  # fmt: skip
+    return gradients
 
 
 def input_gradients(parts: Sequence[InputGradient]) -> list[Tensor]:
@@ -262,7 +317,14 @@ def input_gradients(parts: Sequence[InputGradient]) -> list[Tensor]:
 
 
 def _convolve_windows(
-    x: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape, *, transposed: bool = False, measured: bool = False
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    shape: Shape,
+    tile: Tile,
+    *,
+    transposed: bool = False,
+    measured: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Return outputs from images or, where `transposed`, gradients of images from those of outputs; and moments."""
     channels, outputs = shape.in_channels, shape.out_channels
@@ -277,11 +339,9 @@ def _convolve_windows(
     if padded > channels:  # so that several channels are read at a time
         each = x.movedim(-3, -1)
         x = F.pad(each if is_stacked(x) else each.unflatten(3, (shape.members, channels)), (0, padded - channels))
-    tile = WIDE_WINDOWS if outputs > WINDOWS.outputs else WINDOWS
     rows = tile.rows if padded % 8 == 0 else tile.rows // 2  # more addresses leave fewer registers
-    step_size = tile.inner if padded % tile.inner == 0 else WINDOWS.inner
     taps = shape.kernel if shape.line else shape.kernel**2
-    wide, inner = min(tile.outputs, row_conv.block(outputs)), min(step_size, row_conv.block(padded * taps))
+    wide, inner = min(tile.outputs, row_conv.block(outputs)), min(tile.inner, row_conv.block(padded * taps))
     blocks, across = triton.cdiv(positions, rows) * row_step * step, triton.cdiv(outputs, wide)
     moments = torch.empty(2, blocks if measured else 0, all_channels(y), device=x.device)
     launch(
@@ -300,23 +360,35 @@ def _weight_gradient(
     dy: Tensor, x: Tensor, weight: Tensor, shape: Shape, *, biased: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Return the gradients of weights and bias."""
+    ways: dict[str, choice.Way] = {
+        f"windows {i}": partial(_weight_gradient_by_windows, dy, x, weight, shape, tile, biased=biased)
+        for i, tile in enumerate(WEIGHTS)
+    }
+    default = "windows 0" if shape.out_channels <= WEIGHTS[0].outputs else "windows 1"
+    before, behind = shape.padding
+    if before == behind and not is_stacked(x):
+        ways["cudnn"] = lambda: _cudnn_backward(dy, x, weight, shape, (False, True, biased))[1:]
+        default = (
+            "cudnn"
+            if shape.in_channels == shape.out_channels or is_for_cudnn(shape.in_channels, shape.out_channels)
+            else default
+        )
     if shape.stride == 1 and not biased and not shape.line:
         sizes = shape.row_sizes()
         by_rows = row_weights.choose_weight_tile(sizes, x)
         if by_rows is not None:
-            return row_weights.weight_gradient(dy, x, sizes, by_rows), None
-    before, behind = shape.padding
-    # here cuDNN is faster; it takes no stacked images
-    if shape.in_channels == shape.out_channels and before == behind and not is_stacked(x):
-        _, dweight, dbias = torch.ops.aten.convolution_backward(
-            dy, x, weight, [len(weight)] if biased else None, [1 if shape.line else shape.stride, shape.stride],
-            [0 if shape.line else before, before], [1, 1],
-            False, [0, 0], shape.members, [False, True, biased],
-        )  # fmt: skip
-        return dweight, dbias
+            ways["rows"] = lambda: (row_weights.weight_gradient(dy, x, sizes, by_rows), None)
+            default = "rows" if row_conv.is_tuned_for(x.dtype, x.device) else default
+    key = ("weight gradient", shape, x.shape[-4], x.dtype, is_stacked(x), biased)
+    dweight, dbias = choice.compute(key, ways, default)
+    return cast(Tensor, dweight), dbias if biased else None
+
+
+def _weight_gradient_by_windows(
+    dy: Tensor, x: Tensor, weight: Tensor, shape: Shape, tile: Tile, *, biased: bool
+) -> tuple[Tensor, Tensor | None]:
     height = 1 if shape.line else shape.kernel
     inner, positions = shape.in_channels * height * shape.kernel, dy.numel() // all_channels(dy)
-    tile = WIDE_WEIGHTS if shape.out_channels > WEIGHTS.outputs else WEIGHTS
     rows, wide = min(tile.rows, row_conv.block(inner + biased)), min(tile.outputs, row_conv.block(shape.out_channels))
     blocks, across = triton.cdiv(inner + biased, rows), triton.cdiv(shape.out_channels, wide)
     tiles = triton.cdiv(positions, tile.inner)

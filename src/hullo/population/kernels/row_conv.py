@@ -83,7 +83,7 @@ results, so no shape is served that was not measured."""
 def choose_tile(sizes: Sizes, x: Tensor, *, measured: bool = False) -> Tile | None:
     """Return the settings with which to convolve x; None for what `_convolve_kernel` does not serve."""
     tiles, layer = MOMENT_TILES if measured else TILES, (sizes.kernel, sizes.in_channels, sizes.out_channels)
-    tile = tiles.get(layer) if is_tuned_for(x.dtype, x.device) else None
+    tile = tiles.get(layer) if x.dtype == torch.bfloat16 or INTERPRETED else None
     behind = sizes.out_size[0] + sizes.kernel - 1 - sizes.in_size[0] - sizes.padding
     if tile is None or not (0 <= sizes.padding < sizes.kernel and 0 <= behind < sizes.kernel):
         return None  # in wider padding there are output rows without an input row

@@ -17,10 +17,11 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
+from hullo.kernels.triton import INTERPRETED
 from hullo.population.kernels import processors
 from hullo.population.kernels.launch import launch, wait_for_previous
 from hullo.population.kernels.layouts import is_stacked, locate_member
-from hullo.population.kernels.row_conv import ALL, Sizes, block, is_tuned_for, split_rows
+from hullo.population.kernels.row_conv import ALL, Sizes, block, split_rows
 
 
 class WeightTile(NamedTuple):
@@ -46,12 +47,8 @@ WEIGHT_TILES = {
 
 def choose_weight_tile(sizes: Sizes, x: Tensor) -> WeightTile | None:
     """Return the settings with which to compute the weights' gradient; None where others have to."""
-    tile = (
-        WEIGHT_TILES.get((sizes.kernel, sizes.in_channels, sizes.out_channels))
-        if is_tuned_for(x.dtype, x.device)
-        else None
-    )
-    if tile is None:
+    tile = WEIGHT_TILES.get((sizes.kernel, sizes.in_channels, sizes.out_channels))
+    if tile is None or not (x.dtype == torch.bfloat16 or INTERPRETED):
         return None
     blocks = triton.cdiv(sizes.kernel + tile.group - 1, tile.taps)
     groups = x.shape[-4] * triton.cdiv(sizes.out_size[1], tile.group)

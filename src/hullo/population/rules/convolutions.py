@@ -117,9 +117,9 @@ def _convolve_fused(
     if dtype.itemsize != 2 or context.members == 1:
         return None
     from hullo.population.kernels.convolution import convolve as convolve_members
-    from hullo.population.kernels.convolution import is_faster
+    from hullo.population.kernels.convolution import is_served
 
-    if not is_faster(weight.shape, dtype, weight.device, stride=stride, biased=bias is not None):
+    if not is_served(weight.shape, stacked=x.is_stacked):
         return None
     images = as_images(x, context).to(dtype)
     is_view = images.dtype == x.dtype and (images.dim() == 5) == (x.dim == 0)  # whose gradient is that of x
@@ -205,9 +205,9 @@ def _convolve_transposed_fused(
         return None
     if dtype.itemsize != 2 or context.members == 1:
         return None
-    from hullo.population.kernels.convolution import convolve_transposed, is_faster
+    from hullo.population.kernels.convolution import convolve_transposed, is_for_cudnn
 
-    if not is_faster(weight.shape, dtype, weight.device, stride=stride, biased=True):
+    if is_for_cudnn(*weight.shape[:2]):
         return None
     height, width = (stride * (size - 1) - 2 * pad + side + more for size in x.shape[2:])
     images, (filters, biases) = as_images(x, context).to(dtype), _flat_parameters(weight, bias, context)
