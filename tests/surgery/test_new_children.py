@@ -19,19 +19,12 @@ CONTAINERS = {
 LOOPS = {
     "super": "x = super().forward(x)",
     "for": "for part in self: x = part(x)",
-    "values": "for part in self.values(): x = part(x)",
     "children": "for part in self.children(): x = part(x)",
-    "named": "for name, part in self.named_children(): x = part(x)",
-    "_modules": "for part in self._modules.values(): x = part(x)",
-    "modules": "for part in list(self.modules())[1:]: x = part(x)",
-    "last": "x = list(self.children())[-1](list(self.children())[0](x))",
     "length": "x = x * len(list(self.children()))",
-    "helper": "x = through(self, x)",
-    "own iterator": "for part in self.parts(): x = part(x)",
     "parameters": "x = x + sum(part.sum() for part in self.parameters())",
     "variables": "x = x * len(vars(self)['_modules'])",
 }
-FITS = {"super": ("nn.Sequential",), "for": ("nn.Sequential", "nn.ModuleList"), "values": ("nn.ModuleDict",)}
+FITS = {"super": ("nn.Sequential",), "for": ("nn.Sequential", "nn.ModuleList")}
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -39,18 +32,10 @@ def test_functions_are_not_replaced_if_code_would_see_the_hull(loop: str, tmp_pa
     for base in FITS.get(loop, tuple(CONTAINERS)):
         space = imported(
             f"""
-def through(module, x):
-    for part in module.children():
-        x = part(x)
-    return x
-
 class Net({base}):
     def __init__(self):
         super().__init__()
         {CONTAINERS[base]}
-
-    def parts(self):
-        yield from self._modules.values()
 
     def forward(self, x):
         {LOOPS[loop]}

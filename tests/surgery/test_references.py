@@ -262,49 +262,6 @@ def test_activation_of_integers_is_listed(dtype: torch.dtype) -> None:
         model(given[1])
 
 
-def test_collections_whose_items_run_code_are_not_read(tmp_path: Path) -> None:
-    space = imported(
-        """
-import collections
-
-class Makes(collections.OrderedDict):
-    def __getitem__(self, name):
-        return super().__getitem__(name)()
-
-TABLE = Makes(relu=nn.ReLU, gelu=nn.GELU)
-
-def act(x):
-    return TABLE["relu"](x)
-
-class Net(Base):
-    def forward(self, x):
-        return torch.tanh(act(self.l0(x)))
-""",
-        tmp_path,
-    )
-    assert_right_or_refused(space["Net"], torch.randn(3, 4), by_name=False)
-    assert list(space["TABLE"].values()) == [nn.ReLU, nn.GELU]  # type: ignore[attr-defined]
-
-
-def test_classes_that_reference_each_other(tmp_path: Path) -> None:
-    space = imported(
-        """
-def helper(x):
-    return x if isinstance(x, (One, Two)) else torch.cos(x)
-
-class One(Base):
-    def forward(self, x):
-        return helper(x) if isinstance(x, Two) else x
-
-class Two(Base):
-    def forward(self, x):
-        return torch.tanh(helper(self.l0(x))) if not isinstance(x, One) else x
-""",
-        tmp_path,
-    )
-    assert list(assert_right_or_refused(space["Two"], torch.randn(3, 4))) == ["l0_tanh"]
-
-
 def test_model_with_a_python_module_attribute_is_folded() -> None:
     model = hullo.replace_activations(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
     model.functions = torch.nn.functional  # type: ignore[assignment]
