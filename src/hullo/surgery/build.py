@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -70,24 +71,25 @@ class Recipe:
                 continue
             like = nearby_tensor(modules, site.name)
             if own_hulls:
-                hulls[site.name] = _call_factory(self.hull, site, hulls.values()).to(like.device)
+                hulls[site.name] = _call_factory(self.hull, site).to(like.device)
             else:
                 hulls[site.name] = self._make(self.hull, site, channels.get(site.name), like)  # type: ignore[arg-type]
             if key is not None:
                 shared[key] = hulls[site.name]
+        uses = Counter(map(id, hulls.values()))
+        for site in sites:
+            if uses[id(hulls[site.name])] > 1:
+                _check_hooks(site)
         return hulls
 
     def _key(self, site: Site, channels: Channels | None, frozen: bool) -> Hashable:
         """Return a key that is equal for sites that share a hull; None for a site with its own hull."""
         if self.share is None:
             return None
-        if self.share not in ("model", "block") and not callable(self.share):
-            raise ValueError(f"share={self.share!r}: give 'model', 'block', or a function of a site")
-        common = self.share(site) if callable(self.share) else _block(site.name) if self.share == "block" else ""
-        if common is None:
-            return None
-        _check_hooks(site)
-        return common, site.known, channels, frozen
+        if self.share != "model" and not callable(self.share):
+            raise ValueError(f"share={self.share!r}: give 'model', or a function of a site")
+        common = self.share(site) if callable(self.share) else ""
+        return None if common is None else (common, site.known, channels, frozen)
 
     def _make(self, hull: type[Hull] | None, site: Site, channels: Channels | None, like: Tensor) -> Hull:
         groups, channel_dim = channels or (self.groups, 1 if self.channel_dim is None else self.channel_dim)
@@ -149,14 +151,6 @@ def channel_dim_of(call: Call) -> int | None:
     return -1 if dim == len(shape) - 1 and dim != 1 else dim
 
 
-def _block(name: str) -> str:
-    """Return the numbered module that a site is in, such as ``layers.0`` of ``layers.0.mlp.act``."""
-    parts = name.split(".")[:-1]
-    while parts and not parts[-1].isdigit():
-        parts.pop()
-    return ".".join(parts)
-
-
 def starts_alike(hull: Hull, site: Site) -> bool:
     """Return whether a hull computes the function of its site."""
     expected = site.known.coefficients(hull.bases)
@@ -180,17 +174,10 @@ def check_factory(hull: Any) -> None:
         )
 
 
-def _call_factory(factory: Any, site: Site, others: Iterable[Hull]) -> Hull:
+def _call_factory(factory: Any, site: Site) -> Hull:
     hull = factory(site)
     if not isinstance(hull, Hull):
         raise TypeError(f"hull returned {hull!r} for {site.name}; it must return a hull such as AffineHull(...)")
-    if getattr(hull, "is_shared", False):  # by `load_hulls`
-        _check_hooks(site)
-    elif any(hull is other or hull.raw is other.raw for other in others):
-        raise ValueError(
-            f"hull returned the same hull again for {site.name}; return a copy of it, or give share, a function that "
-            "returns the same value for all sites that share a hull"
-        )
     return hull
 
 

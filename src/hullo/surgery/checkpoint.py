@@ -96,7 +96,6 @@ def load_hulls(state_dict: Mapping[str, Any], *, trainable: bool = True) -> dict
         hull.load_state_dict(saved[name])
         hull.init = hull.coefficients.double().cpu()
         hull.requires_grad_(trainable)
-        vars(hull)["is_shared"] = True  # it may be put at several sites
     return hulls
 
 

@@ -75,10 +75,11 @@ def replace_activations(
         functions: which functions, by the names that :func:`hullo.get_base` takes, such as "relu", "GELU" or
             "leaky_relu(0.2)", or "prelu" and "xielu". By default all but sigmoid, hardsigmoid, softplus,
             sin, arctan, asinh and erf, which often are gates, probabilities or positivity constraints.
-        hull: the class of the hulls, or a function that returns a hull for a :class:`hullo.surgery.Site`. By default
-            AffineHull, or LinearHull for functions such as xIELU that are not affine combinations.
+        hull: the class of the hulls, or a function that returns a hull for a :class:`hullo.surgery.Site`; sites for
+            which it returns the same hull share it. By default AffineHull, or LinearHull for functions such as xIELU
+            that are not affine combinations.
         bases: the bases of every hull. By default identity, relu and tanh, or identity, tanh and the replaced
-            function if it is not a combination of those; for xIELU and PolyReLU their own bases.
+            function if it is not a combination of those; for xIELU its own.
         init: the initial coefficients, as in :class:`hullo.AffineHull`; by default those of the replaced function.
         groups: 1 for one activation per site, a number G for one per group of channels, or ``"channels"`` for one per
             channel. The last two need `example_inputs`; a number can be given with `channel_dim` instead.
@@ -86,10 +87,9 @@ def replace_activations(
             site from the layer that ran last: 1 after a convolution, -1 after a linear layer, or the only dimension of
             that size. If it cannot be inferred, an error says so.
         parametrization: how raw parameters become coefficients, as in :class:`hullo.AffineHull`.
-        share: which sites share a hull: ``"model"`` all of them, ``"block"`` those in the same numbered module, such as
-            ``layers.0``, and those in none, or those for which a function of a :class:`hullo.surgery.Site` returns the
-            same value; None for no sharing. Sites with different functions or numbers of groups never share a hull,
-            nor do frozen and other sites.
+        share: which sites share a hull: ``"model"`` all of them, or those for which a function of a
+            :class:`hullo.surgery.Site` returns the same value; None for no sharing. Sites with different functions or
+            numbers of groups never share a hull, nor do frozen and other sites.
         inner_scale: learn a scale of the input, as in :class:`hullo.AffineHull`.
         example_inputs: arguments of the model, as a tensor, a tuple or a dict; or a function of the model that runs
             whatever is to be observed, as in ``lambda m: (m.training_step(batch, 0), m.generate(z))``. For a model
