@@ -92,6 +92,22 @@ def test_buffers_that_forward_assigns_are_those_of_each_member(compute: Callable
             torch.testing.assert_close(gradient, network.get_parameter(name).grad, rtol=1e-10, atol=1e-10)
 
 
+def growing(net: Any, x: Tensor) -> Tensor:
+    net.h = torch.cat([net.h, x[0]])
+    return net.lin(x)
+
+
+def registering(net: Any, x: Tensor) -> Tensor:
+    net.register_buffer("new", x.mean(0))
+    return net.lin(x)
+
+
+@pytest.mark.parametrize("compute", [growing, registering])
+def test_buffers_that_members_do_not_have_are_refused(compute: Callable[..., Tensor]) -> None:
+    with pytest.raises(LoweringError, match="registers '(h|new)'"):
+        Population([Memory(compute)])(torch.randn(1, 5, 3, dtype=torch.float64))
+
+
 def test_a_parent_may_assign_the_buffer_of_a_child() -> None:
     class Parent(nn.Module):
         def __init__(self) -> None:
