@@ -76,7 +76,7 @@ def test_different_architectures_are_rejected_with_the_difference() -> None:
     with pytest.raises(ValueError, match="LayerNorm and Identity"):
         Population([nn.Sequential(nn.LayerNorm(3)), nn.Sequential(nn.Identity())])
     with pytest.raises(ValueError, match="Applied and Applied of different code"):
-        Population([Applied(F.relu), hullo.replace_activations(Applied(F.relu))])
+        Population([Applied(F.relu), hullo.replace_activations(Applied(F.relu), example_inputs=torch.randn(1, 3))])
     with pytest.raises(TypeError, match=r"replace_activations.*population\[k\]"):
         hullo.replace_activations(Population([network()]))
     shared = network()

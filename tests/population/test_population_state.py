@@ -104,7 +104,7 @@ def registering(net: Any, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("compute", [growing, registering])
 def test_buffers_that_members_do_not_have_are_refused(compute: Callable[..., Tensor]) -> None:
-    with pytest.raises(LoweringError, match="registers '(h|new)'"):
+    with pytest.raises(LoweringError, match=r"registers '(h|new)'"):
         Population([Memory(compute)])(torch.randn(1, 5, 3, dtype=torch.float64))
 
 

@@ -121,15 +121,13 @@ class Population(nn.Module):
             _register(self.stacked, name, nn.Parameter(stacked, first.requires_grad) if is_parameter else stacked)
         self._changed: set[str] = set()  # the buffers that a forward pass changes
         self._equal = self._equal_buffers()
-        floats = [
-            tensor for tensor in (*networks[0].parameters(), *networks[0].buffers()) if tensor.is_floating_point()
-        ]
-        dtypes = {tensor.dtype for tensor in (*networks[0].parameters(), *networks[0].buffers())}
-        wide = torch.float64 if dtypes & {torch.float64, torch.complex128} else torch.float32
+        own = [*networks[0].parameters(), *networks[0].buffers()]
+        is_wide = any(tensor.dtype in (torch.float64, torch.complex128) for tensor in own)
+        wide = torch.float64 if is_wide else torch.float32
         self.activations = Activations(self._sites, len(networks), wide)
         self.register_buffer("seeds", torch.tensor(seeds, dtype=torch.int64))
         self.register_buffer("steps", torch.zeros(len(networks), dtype=torch.int64))
-        self.to(floats[0].device if floats else "cpu")
+        self.to(next((tensor.device for tensor in own if tensor.is_floating_point()), "cpu"))
         self.train(networks[0].training)
         for module, original in zip(self._empty[0].modules(), networks[0].modules(), strict=True):
             module.training = original.training
