@@ -442,7 +442,7 @@ def _convolve_kernel(
         y += tl.load(bias_ptr + member * OUT + out, mask=out < OUT, other=0.0).to(tl.float32)
     for first in tl.range(0, ROW_TAPS * TAPS * PADDED, INNER, num_stages=STAGES):
         k = first if ONE_TAP else first + tl.arange(0, INNER)[None, :]
-        channel = first % PADDED + tl.arange(0, INNER)[None, :] if ONE_TAP else k % PADDED
+        channel = tl.multiple_of(first % PADDED, INNER) + tl.arange(0, INNER)[None, :] if ONE_TAP else k % PADDED
         ky, kx = first_ky + k // (PADDED * TAPS) * ROW_STEP, first_kx + k // PADDED % TAPS * STEP
         if TRANSPOSED:
             x_row, x_column = (row + ROW_PADDING - ky) // ROW_STEP, (column + PADDING - kx) // STEP
@@ -453,7 +453,7 @@ def _convolve_kernel(
             images, PADDED, HEIGHT, WIDTH, STACKED, BIG,
         )  # fmt: skip
         k = first if ONE_TAP else first + tl.arange(0, INNER)[:, None]
-        channel = first % PADDED + tl.arange(0, INNER)[:, None] if ONE_TAP else k % PADDED
+        channel = tl.multiple_of(first % PADDED, INNER) + tl.arange(0, INNER)[:, None] if ONE_TAP else k % PADDED
         ky, kx = first_ky + k // (PADDED * TAPS) * ROW_STEP, first_kx + k // PADDED % TAPS * STEP
         if TRANSPOSED:
             at = ((member * CHANNELS + channel) * (ROW_KERNEL * KERNEL) + ky * KERNEL + kx) * OUT + out

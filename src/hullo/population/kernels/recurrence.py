@@ -23,8 +23,11 @@ from hullo.population.kernels import processors
 from hullo.population.kernels.launch import launch, wait_for_previous
 from hullo.population.kernels.row_conv import block
 
-ROWS, COLUMNS, WARPS, STAGES = 64, (64, 32, 16), 4, 3
-"""Rows of a program, columns of each gate: the most that leave no multiprocessor without a program, or the fewest."""
+ROWS, COLUMNS, WARPS, STAGES = 64, (32, 16), {32: 8, 16: 4}, 3
+"""Rows of a program; columns of each gate, the most that leave no multiprocessor without a program, or the fewest;
+warps for so many columns."""
+SHARED = 96 * 2**10
+"""Bytes of shared memory that a program may use."""
 
 
 def forward(
@@ -81,7 +84,6 @@ def backward(
         follows: whether this directly follows another time step; if not, it is the last one.
     """
     gates, past, _, past_memory, _ = saved
-    gradient = gradient if gradient.stride(2) == 1 else gradient.contiguous()
     _launch(
         _backward, carry, gradient, following, weight, carry, *saved, *new, carry.shape[1], gradient.stride(0),
         gradient.stride(1), following.stride(0), gates.stride(0), past.stride(0), past_memory.stride(0),
@@ -96,10 +98,13 @@ def _launch(kernel: Any, state: Tensor, x: Tensor, *arguments: Any, KIND: str, f
     strips = members * triton.cdiv(batch, rows)
     fitting = [size for size in COLUMNS if strips * triton.cdiv(width, size) >= processors(x)]
     columns = fitting[0] if fitting else COLUMNS[-1]
+    gates = {"lstm": 4, "gru": 3}.get(KIND, 1)
+    each = STAGES * (rows + gates * columns) * x.itemsize  # bytes per number of the inner axis
+    inner = next(size for size in (128, 64, 32, 16) if size * each <= SHARED)
     launch(
-        kernel, strips * triton.cdiv(width, columns), x, *arguments, members, follows=follows, KIND=KIND,
-        GATES={"lstm": 4, "gru": 3}.get(KIND, 1), WIDTH=width, ROWS=rows, COLUMNS=columns,
-        INNER=min(block(width), 128 if x.itemsize == 2 else 32), STAGES=STAGES, num_warps=WARPS, **constants,
+        kernel, strips * triton.cdiv(width, columns), x, *arguments, members, follows=follows, KIND=KIND, GATES=gates,
+        WIDTH=width, ROWS=rows, COLUMNS=columns, INNER=min(block(width), inner), STAGES=STAGES,
+        num_warps=WARPS[columns], **constants,
     )  # fmt: skip
 
 

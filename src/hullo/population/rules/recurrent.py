@@ -187,6 +187,7 @@ class _Direction(torch.autograd.Function):
         carry = x.new_zeros(members, batch, weights.hidden.shape[2], dtype=compute_dtype(x))
         if of_memory is not None and memory is not None:
             carry += of_memory
+        of_output = of_output if of_output.stride(3) == 1 else of_output.contiguous()
         following = of_state.contiguous()
         for i, t in enumerate(range(time) if ctx.is_reversed else reversed(range(time))):
             kept = (saved[:, t], states[:, t + past], states[:, t + new], memories[:, t + past], memories[:, t + new])
