@@ -131,3 +131,19 @@ def test_slopes_per_channel_beside_a_hull_of_other_channels() -> None:
     y = Population([copy.deepcopy(network) for network in networks]).to(DEVICE)(x.to(DEVICE))
     for k, network in enumerate(networks):
         torch.testing.assert_close(y[k].cpu(), network(x[k]), rtol=1e-5, atol=1e-5)
+
+
+def test_features_in_any_order_in_memory() -> None:
+    class Permuted(nn.Module):
+        def __init__(self, act: nn.Module) -> None:
+            super().__init__()
+            self.linear, self.act = nn.Linear(2, 16), act
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.act(self.linear(x).permute(0, 3, 1, 2))
+
+    networks = [Permuted(maker()) for maker in MAKERS]
+    x = torch.randn(len(networks), 2, 3, 5, 2)
+    y = Population([copy.deepcopy(network) for network in networks]).to(DEVICE)(x.to(DEVICE))
+    for k, network in enumerate(networks):
+        torch.testing.assert_close(y[k].cpu(), network(x[k]), rtol=1e-5, atol=1e-5)

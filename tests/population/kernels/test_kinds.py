@@ -55,7 +55,7 @@ CASES: dict[str, tuple[Callable[[Tensor, Tensor, Kinds | None], Tensor], tuple[i
     "stacked images": (normed, (4, 2, 5, 3, 3)),
     "wide images side by side": (normed, (2, 4 * 128, 2, 2)),
     "stacked images in groups": (group_normed, (4, 2, 6, 3, 3)),
-    "pooled": (pooled, (2, 4 * 32, 4, 4)),
+    "pooled": (pooled, (2, 4 * 96, 4, 4)),
 }
 
 
