@@ -1,8 +1,8 @@
 """The activations of a population: the numbers of all members and sites in one table.
 
 Every activation is a row of numbers over base functions, or one row per group of channels; a parametrization makes
-coefficients of them. Members with different activations are one call of the combining kernel, over all bases that any
-of them uses. Numbers that are learned are one parameter: the optimizer and the parametrization take one pass, however
+coefficients of them. Members with different activations are one call of a kernel, in which each computes its own bases
+where it can. Numbers that are learned are one parameter: the optimizer and the parametrization take one pass, however
 deep the networks are. Numbers that are not, of fixed activations and frozen hulls, are a buffer of the same shape.
 """
 
@@ -446,8 +446,8 @@ def _partition(site: Site, fused: bool) -> list[list[int]]:
     """Return groups of members that are computed in one call.
 
     Members share one call unless one calls a module of its own, their channels are in different dimensions, or a base
-    of one may overflow where another's does not: zero times infinity would give NaN for other members. Without kernels,
-    which compute all bases of a call while they wait for memory, a member pays for its own bases and scales.
+    of one may overflow where another's does not: zero times infinity would give NaN for other members, where programs
+    compute all bases of a call. Without kernels, members with other bases or scales are calls of their own.
     """
     any_dim = next((item.channel_dim for item in site.activations if item.groups > 1), 1)
     calls: dict[tuple[Any, ...], list[int]] = {}
