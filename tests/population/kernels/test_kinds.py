@@ -87,3 +87,16 @@ def test_programs_with_channels_of_several_members_compute_all_bases(
     for k, kind in enumerate(MEMBERS):
         rows[k, list(COLUMNS[kind])] = torch.randn(len(COLUMNS[kind])).to(DEVICE)
     torch.testing.assert_close(call(x, rows, kinds()), call(x, rows, None))
+
+
+def test_gradients_of_gradients_of_coefficients() -> None:
+    own = torch.tensor([[i in COLUMNS[kind] for i in range(4)] for kind in MEMBERS])
+    learned = torch.tensor([LEARNED[kind] for kind in MEMBERS])[:, None]
+    x, rows = torch.randn(4, 5, 3), torch.randn(4, 4).where(own, 0.0)
+    found = []
+    for given in (None, kinds()):
+        leaves = [item.clone().to(DEVICE).requires_grad_() for item in (x, rows)]
+        (first,) = torch.autograd.grad(biased(*leaves, given).square().sum(), leaves[1], create_graph=True)
+        first = first.where((own & learned).to(DEVICE), 0.0) if given is None else first
+        found.append([first, torch.autograd.grad(first.square().sum(), leaves[0])[0]])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)

@@ -124,8 +124,11 @@ def _differentiable_drows(call: _Call, tensors: Sequence[Tensor], total: Sum) ->
         one = _Call((base,), None, call.has_bias, (total,))
         part = _Combine.apply(x, rows.new_ones(1), *others, one)[0].float().sum((1, 2))
         if call.kinds is not None:
-            learns = torch.tensor([learned and i in columns for columns, learned in call.kinds.each], device=x.device)
-            part = part.where(learns[call.kinds.numbers], 0.0)
+            learns = torch.zeros_like(call.kinds.numbers, dtype=torch.bool)
+            for kind, (own, learned) in enumerate(call.kinds.each):
+                if learned and i in own:
+                    learns |= call.kinds.numbers == kind
+            part = part.where(learns, 0.0)
         parts.append(part if rows.dim() == 2 else part.sum())
     return torch.stack(parts, -1).to(rows.dtype)
 
