@@ -149,7 +149,7 @@ def _read(original: Candidate, item: Any) -> Candidate:
         raise TypeError(
             f"candidate {item!r}: give a name such as 'gelu', a spelling, or a function that returns a hull"
         )
-    label = re.sub(r"[^\w.-]", "_", getattr(item, "__name__", "candidate"))
+    label = re.sub(r"[^\w.-]", "_", getattr(item, "__name__", "candidate")).strip("_")
     edit = _replace_by(hull=item)
     return replace(original, name=f"{ORIGINAL}:{label}", label=label, edit=edit, scale=COEFFICIENT_LR_SCALE)
 
