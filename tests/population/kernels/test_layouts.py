@@ -139,3 +139,28 @@ def test_what_kernels_do_not_normalize_is_left_to_pytorch(monkeypatch: pytest.Mo
     with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
         normalize(context, Value(torch.randn(2, 1, 3, 1, 1, device=DEVICE), 0), *one, True, 0.1, 1e-5)
     assert normalize(context, Value(torch.randn(2, 0, 3, 4, 4, device=DEVICE), 0), *one, False, 0.1, 1e-5).shape[0] == 0
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_images_keep_their_order_when_they_are_enlarged_and_concatenated(stacked: bool) -> None:
+    """And so do their gradients; autocast would make enlarged ones wider, which they gain nothing from."""
+
+    def draw(channels: int, size: int) -> Value:
+        shape = (2, 3, size, size, channels) if stacked else (3, size, size, 2, channels)
+        x = torch.randn(shape, device=DEVICE).to(HALF).requires_grad_()
+        leaves.append(x)
+        return Value(x.movedim(-1, 2), 0) if stacked else Value(x.permute(0, 3, 4, 1, 2), 1)
+
+    def is_in_order(x: Tensor) -> bool:
+        return x.movedim(2, -1).is_contiguous() if stacked else x.permute(0, 3, 4, 1, 2).is_contiguous()
+
+    context, leaves = Context(2, torch.zeros(2), torch.zeros(2)), []
+    one, other = draw(4, 6), draw(5, 3)
+    with torch.autocast(DEVICE, HALF):
+        large = RULES[torch.ops.aten.upsample_nearest2d.vec](context, other, None, [2.0, 2.0])
+        both = RULES[torch.ops.aten.cat.default](context, [one, large], 1)
+    assert both.dtype == HALF
+    assert is_in_order(large.tensor)
+    assert is_in_order(both.tensor)
+    found = torch.autograd.grad(both.tensor, [one.tensor, large.tensor], torch.randn_like(both.tensor))
+    assert all(map(is_in_order, found))
