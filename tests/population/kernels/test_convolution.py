@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import NamedTuple
 
 import pytest
@@ -290,3 +293,37 @@ def test_the_gradient_of_squares_of_pixels_is_that_of_a_grouped_convolution(
     part = square_gradient.Part(*given, sizes)
     found = square_gradient.input_gradient([part], square_gradient.Tile(64, inner, 4, 1))
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=3e-5)
+
+
+COMPILE = r"""
+import re
+import torch
+torch.version.cuda = torch.version.cuda or "13.0"  # words mean what they mean on a GPU
+
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+from hullo.population.kernels import convolution
+
+kernel = convolution._convolve_kernel
+for channels, outputs, transposed in ((32, 64, False), (64, 32, True), (192, 64, False), (128, 192, True)):
+    sizes = dict(PADDED=channels, CHANNELS=channels, OUT=outputs, HEIGHT=16, WIDTH=16, OUT_HEIGHT=16, OUT_WIDTH=16)
+    flags = dict(TRANSPOSED=transposed, BIASED=False, MEASURED=False, LINE=False, STACKED=False, BIG=False, EARLY=True)
+    tile = dict(OUT_BLOCK=64, ACROSS=1, ROWS=128, INNER=32, STAGES=3)
+    constants = sizes | flags | tile | dict(KERNEL=3, STRIDE=1, PADDING=1)
+    kinds = dict.fromkeys(kernel.arg_names, "i32") | dict.fromkeys(constants, "constexpr")
+    kinds |= {name: "*bf16" for name in kinds if name.endswith("_ptr")}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(kinds.values()) if kind[0] == "*"}
+    compiled = compile(ASTSource(kernel, kinds, constants, aligned), GPUTarget("cuda", 90, 32), {"num_warps": 4})
+    loads = re.findall(r"ld\.global|cp\.async\.c[ag]", compiled.asm["ptx"])
+    print(len(loads), len(re.findall(r"cp\.async\.cg[^;]* 0x10", compiled.asm["ptx"])))
+"""
+
+
+def test_compiled_for_a_gpu_windows_and_weights_travel_16_bytes_at_a_time() -> None:
+    """This takes no GPU, and the interpreter cannot tell."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    counts = [line.split() for line in done.stdout.splitlines()]
+    assert len(counts) == 4
+    assert all(int(loads) == int(wide) > 0 for loads, wide in counts)
