@@ -268,7 +268,7 @@ def _fuse_norm(last: fx.Node, inner: list[fx.Node], norm: fx.Node, residual: Any
         from hullo.population.kernels.bn_act import normalize_combine
 
         late = None if is_output else LateGradients()
-        mean, variance, scale, shift = (get(item).tensor.view(-1) for item in parameters)
+        mean, variance, scale, shift = (get(item).at(0, context.members).flatten() for item in parameters)
         both = normalize_combine(
             x,
             mean,

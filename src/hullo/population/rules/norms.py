@@ -70,13 +70,15 @@ def _normalize_stacked(
     eps: float,
 ) -> Value | None:
     """Normalize stacked images as they are in memory; None for what kernels do not take."""
-    given = [item.tensor.view(-1) for item in parameters if item and item.dim == 0 and item.tensor.is_contiguous()]
+    given = [item.at(0, context.members) for item in parameters if item is not None]
     values = math.prod(x.shape) // max(1, x.shape[1])
+    if own_statistics and not all(item.is_contiguous() for item in given):  # running ones are updated in place
+        return None
     if len(given) < len(parameters) or not (x.is_stacked and kernels.support(x.tensor)) or values < 1 + own_statistics:
         return None
     from hullo.population.kernels.bn_act import normalize_combine
 
-    mean, variance, scale, shift = given
+    mean, variance, scale, shift = (item.flatten() for item in given)
     y, _ = normalize_combine(
         x.tensor,
         mean,
