@@ -204,8 +204,10 @@ def test_by_default_cudnn_convolves_few_channels_and_many_that_stay_as_many(
     monkeypatch.setattr(row_conv, "is_tuned_for", lambda dtype, device: is_tuned)
     taken = []
     monkeypatch.setattr(choice, "compute", lambda key, ways, way: taken.append(way) or ways[way]())
-    x, weight = torch.randn(2, 2 * inputs, 4, 4), torch.randn(2 * outputs, inputs, 3, 3)
-    convolve(x, weight, torch.randn(2 * outputs) if biased else None, members=2, stride=stride, padding=(1, 1))
+    dtype = torch.bfloat16 if GPU else torch.float32  # the interpreter has no products in bfloat16
+    shapes = [(2, 2 * inputs, 4, 4), (2 * outputs, inputs, 3, 3), *([(2 * outputs,)] if biased else [])]
+    x, weight, *bias = (torch.randn(shape, device=DEVICE, dtype=dtype) for shape in shapes)
+    convolve(x, weight, *(bias or [None]), members=2, stride=stride, padding=(1, 1))
     assert taken == [default]
 
 
