@@ -31,7 +31,7 @@ from pages.models import models_part
 from pages.plans import plans_part
 from pages.readings import readings_tables
 from pages.speed import cost_table, read_plain, speed_table
-from pages.studies import study_part
+from pages.studies import changes_part, study_part
 
 from hullo.lab.analysis.experiments import Experiment, experiments
 from hullo.lab.analysis.sources import longest_of_columns, read_records
@@ -98,6 +98,7 @@ def _quote_last(parts: Sequence[str]) -> str:
 
 FILES: dict[str, Callable[[Path], str]] = {
     "runs": study_part,
+    "changes": changes_part,
     "models": models_part,
     "text": lambda path: path.read_text().strip(),
     "output": lambda path: _fence(path.read_text()),

@@ -1,4 +1,4 @@
-"""The table of a study in examples/studies, from its file of runs."""
+"""Tables of a study in examples/studies, from its file of runs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import json
 import runpy
 import sys
 from pathlib import Path
+from typing import Any
+
+from hullo.lab.analysis.statistics import Interval
+from hullo.lab.analysis.tables.markdown import grid
 
 STUDIES = Path(__file__).parents[2] / "examples" / "studies"
 
@@ -15,16 +19,11 @@ def study_part(path: Path) -> str:
 
     The file is called after the study: tables.jsonl, tables-settings.jsonl.
     """
-    if str(STUDIES) not in sys.path:
-        sys.path.append(str(STUDIES))
-    study = runpy.run_path(str(STUDIES / "study.py"))
-    candidates = runpy.run_path(str(STUDIES / f"{path.stem.partition('-')[0]}.py"))["CANDIDATES"]
-    found = study["Study"](path, train=None, device="", at_once=1)
-    ran = {name: candidates[name] for name in candidates if name in {run.candidate for run in found.done}}
+    study, found, candidates = _open(path)
     seeds = sorted({run.seed for run in found.done})
     choosing, fresh = ([seed for seed in seeds if (seed >= study["FRESH"]) == is_fresh] for is_fresh in (False, True))
     rates = sorted({run.lr for run in found.done if run.seed == 0})
-    table: str = found.compare(ran, rates, choosing, fresh)
+    table: str = found.compare(candidates, rates, choosing, fresh)
     about = {json.dumps(json.loads(line)["environment"]): None for line in path.read_text().splitlines()}
     places = "; ".join(
         "{device}, {threads} CPU threads, Python {python}, torch {torch}, hullo {hullo} ({commit})".format(
@@ -33,3 +32,33 @@ def study_part(path: Path) -> str:
         for item in about
     )
     return f"{table}\n\n<sub>Mean and 95 % interval over fresh seeds; changes on the same seeds. {places}</sub>"
+
+
+def changes_part(path: Path) -> str:
+    """Return the changes of every candidate of a study against each fixed one, and against the plain hull."""
+    study, found, candidates = _open(path)
+    tests: dict[str, dict[int, float]] = {}
+    for run, scores in found.done.items():
+        if run.seed >= study["FRESH"]:
+            tests.setdefault(run.candidate, {})[run.seed] = scores["test"]
+    bases = [name for name in candidates if not candidates[name].is_learned or name == "hull"]
+
+    def change(name: str, base: str) -> str:
+        if name == base:
+            return ""
+        return Interval.of([score - tests[base][seed] for seed, score in tests[name].items()]).spell("+.4f")
+
+    lines = [[name, *(change(name, base) for base in bases)] for name in sorted(candidates)]
+    table = grid(["activation", *(f"against {base}" for base in bases)], lines)
+    return f"{table}\n\n<sub>Mean and 95 % interval over the fresh seeds above, not corrected for their number.</sub>"
+
+
+def _open(path: Path) -> tuple[dict[str, Any], Any, dict[str, Any]]:
+    """Return the module of studies, a finished study and its candidates."""
+    if str(STUDIES) not in sys.path:
+        sys.path.append(str(STUDIES))
+    study = runpy.run_path(str(STUDIES / "study.py"))
+    candidates = runpy.run_path(str(STUDIES / f"{path.stem.partition('-')[0]}.py"))["CANDIDATES"]
+    found = study["Study"](path, train=None, device="", at_once=1)
+    ran = {run.candidate for run in found.done}
+    return study, found, {name: candidates[name] for name in candidates if name in ran}
