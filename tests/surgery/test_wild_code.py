@@ -190,6 +190,12 @@ class Lambdas(Base):
         return x
 
 
+class OtherInTraining(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.elu(self.a(x)) if self.training else F.silu(self.a(x))
+        return torch.tanh(self.b(x))
+
+
 # The model, its inputs, the hulls, and words of the reason for what is left.
 CASES: dict[type[nn.Module], tuple[Any, list[str], str]] = {
     CallsScript: (X, ["b_tanh"], "scripted code calls it"),
@@ -206,6 +212,7 @@ CASES: dict[type[nn.Module], tuple[Any, list[str], str]] = {
     Reentrant: (X.clone().requires_grad_(), ["parts.0.a_silu", "parts.1.a_silu"], ""),
     ZeroStart: (X, ["a_relu"], ""),
     Unused: (X, ["a_tanh", "b_silu"], ""),
+    OtherInTraining: (X, ["b_tanh"], "which of them answer each other is not clear"),
     Lambdas: (X, ["a_relu.0", "a_relu.1"], ""),
     Table: (X, ["a_leaky_relu", "a_relu", "a_tanh"], ""),
 }
