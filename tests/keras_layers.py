@@ -3,15 +3,14 @@
 import numpy as np
 import pytest
 
+import hullo
+
 keras = pytest.importorskip("keras")
 
 BACKEND = keras.backend.backend()
 PAPER = ["identity", "relu", "tanh"]
 HULLS = ["ConvexHull", "AffineHull", "ConicHull", "LinearHull"]
-PARAMETRIZATIONS = [
-    ("ConvexHull", "projection"), ("ConvexHull", "softmax"), ("AffineHull", "recentred"), ("AffineHull", "free"),
-    ("ConicHull", "clamped"), ("ConicHull", "softplus"), ("LinearHull", "given"),
-]  # fmt: skip
+PARAMETRIZATIONS = [(name, choice) for name in HULLS for choice in getattr(hullo, name).set_class.choices]
 
 # Keras turns PyTorch's tensors into arrays in a way that NumPy no longer likes.
 without_array_warning = pytest.mark.filterwarnings(

@@ -259,12 +259,6 @@ class TestFormsOfABuiltIn:
         assert name in TRANSFORMS, "write its values in hullo/kernels/parametrization_code.py"
         assert name in PULLBACKS, "write its gradient in hullo/kernels/parametrization_code.py"
 
-    def test_keras_supports_it(self, name: str) -> None:
-        pytest.importorskip("keras")
-        from hullo.keras import arithmetic
-
-        assert name in arithmetic.COEFFICIENTS, "write it in hullo/keras/arithmetic.py"
-
     def test_populations_support_it(self, name: str) -> None:
         from hullo.population.activations import CODES
 

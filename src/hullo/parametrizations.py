@@ -4,13 +4,15 @@ An optimizer updates *raw* parameters without constraints; a :class:`Parametriza
 (:mod:`hullo.coefficients`): coefficients are exact after every step of any optimizer. No built-in
 parametrization divides by something that can reach zero.
 
-A built-in parametrization also has a form in each of the fused backends: :mod:`hullo.kernels.parametrization_code`,
-:mod:`hullo.keras.arithmetic` and :mod:`hullo.population.kernels.parametrize`.
+A built-in parametrization has a formula in functions that PyTorch and :mod:`hullo.keras.arithmetic` both have, and a
+form in each of the fused kernels: :mod:`hullo.kernels.parametrization_code` and
+:mod:`hullo.population.kernels.parametrize`.
 A user's parametrization runs as PyTorch code before the kernels.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -92,21 +94,26 @@ class BuiltInParametrization(Parametrization):
     """A parametrization that the kernels compute themselves.
 
     Args:
+        formula: raw parameters to coefficients. Like `restrict`, it takes the functions to use as the argument `ops`.
         pullback: (raw, coefficients, gradient of the coefficients) to the gradient of the raw parameters.
+        transform: the formula with a derivative of its own.
     """
+
+    restrict: Callable[..., Any] | None = None
 
     def __init__(
         self,
         name: str,
-        transform: Transform,
+        formula: Callable[..., Any],
         inverse: Transform,
         pullback: Callable[[Tensor, Tensor, Tensor], Tensor],
         *,
+        transform: Transform | None = None,
         fewer: int = 0,
-        restrict: Restrict | None = None,
+        restrict: Callable[..., Any] | None = None,
     ) -> None:
-        super().__init__(name, transform, inverse, fewer=fewer, restrict=restrict)
-        self.pullback = pullback
+        super().__init__(name, transform or formula, inverse, fewer=fewer, restrict=restrict)
+        self.formula, self.pullback = formula, pullback
 
     def __reduce__(self) -> tuple[Callable[[str], BuiltInParametrization], tuple[str]]:
         return get_parametrization, (self.name,)
@@ -119,14 +126,14 @@ def _centred(gradient: Tensor) -> Tensor:
     return gradient - gradient.mean(-1, keepdim=True)
 
 
-def _recentre(raw: Tensor) -> Tensor:
+def _recentre(raw: Any, ops: Any = torch) -> Any:
     """Compute c = r + (1 - sum r) / N: the nearest point of the hyperplane, argmin |c - r| subject to sum c = 1."""
-    return raw - (raw.mean(-1, keepdim=True) - 1 / raw.shape[-1])
+    return raw - (ops.mean(raw, -1, keepdims=True) - 1 / raw.shape[-1])
 
 
-def _complete(raw: Tensor) -> Tensor:
+def _complete(raw: Any, ops: Any = torch) -> Any:
     """Compute c = (r, 1 - sum r): the last coefficient completes the sum to one."""
-    return torch.cat([raw, 1 - raw.sum(-1, keepdim=True)], dim=-1)
+    return ops.cat([raw, 1 - ops.sum(raw, -1, keepdims=True)], -1)
 
 
 def _free_pullback(raw: Tensor, coefficients: Tensor, gradient: Tensor) -> Tensor:
@@ -137,20 +144,20 @@ def _softmax_pullback(raw: Tensor, coefficients: Tensor, gradient: Tensor) -> Te
     return coefficients * (gradient - (coefficients * gradient).sum(-1, keepdim=True))
 
 
-def nearest_in_simplex(raw: Tensor) -> Tensor:
+def nearest_in_simplex(raw: Any, ops: Any = torch) -> Any:
     """Compute c = argmin |c - r| subject to c >= 0, sum c = 1.
 
     The solution is c = max(r - t, 0) with t = max over k of (sum of the k largest r - 1) / k.
     """
     # A shift does not change the result, and keeps large numbers from absorbing the 1; an integer shift is exact.
-    raw = raw - raw.amax(-1, keepdim=True).floor()
-    ordered = raw.sort(dim=-1, descending=True).values
-    counts = torch.arange(1, raw.shape[-1] + 1, device=raw.device, dtype=raw.dtype)
-    threshold = ((ordered.cumsum(-1) - 1) / counts).amax(-1, keepdim=True)
-    return (raw - threshold).clamp_min(0)
+    raw = raw - ops.floor(ops.amax(raw, -1, keepdims=True))
+    ordered = ops.sort(raw, dim=-1, descending=True)[0]
+    counts = ops.cumsum(ops.ones_like(raw), -1)
+    threshold = ops.amax((ops.cumsum(ordered, -1) - 1) / counts, -1, keepdims=True)
+    return ops.relu(raw - threshold)
 
 
-def feasible_gradient(coefficients: Tensor, gradient: Tensor) -> Tensor:
+def feasible_gradient(coefficients: Any, gradient: Any, ops: Any = torch) -> Any:
     """Return the part of a gradient along which coefficients can move without leaving the simplex.
 
     Descent goes along -gradient, so this is g = argmin |g - gradient| subject to sum g = 0 and g_i <= 0 wherever
@@ -160,16 +167,14 @@ def feasible_gradient(coefficients: Tensor, gradient: Tensor) -> Tensor:
     The solution is g_i = gradient_i - t, clamped to at most 0 where c_i = 0, with t as in the projection: the minimum
     over k of the mean of the gradients inside and the k smallest gradients of those at zero.
     """
-    inside = coefficients > 8 * torch.finfo(coefficients.dtype).eps  # above the rounding errors of a projection
-    entered = torch.where(inside, -torch.inf, gradient)  # those inside come first, then those at zero by gradient
-    order = entered.argsort(dim=-1)
-    ordered = gradient.gather(-1, order)
-    counts = torch.arange(1, gradient.shape[-1] + 1, device=gradient.device, dtype=gradient.dtype)
-    means = ordered.cumsum(-1) / counts
-    least = inside.sum(-1, keepdim=True)
-    threshold = torch.where(counts >= least, means, torch.inf).amin(-1, keepdim=True)
-    moved = gradient - threshold
-    return torch.where(inside, moved, moved.clamp_max(0))
+    inside = coefficients > 8 * ops.finfo(coefficients.dtype).eps  # above the rounding errors of a projection
+    entered = ops.where(inside, -math.inf, gradient)  # those inside come first, then those at zero by gradient
+    ordered = ops.gather(gradient, -1, ops.argsort(entered, -1))
+    ones = ops.ones_like(gradient)
+    counts, least = ops.cumsum(ones, -1), ops.sum(ops.where(inside, ones, 0.0), -1, keepdims=True)
+    means = ops.where(counts >= least, ops.cumsum(ordered, -1) / counts, math.inf)
+    moved = gradient - ops.amin(means, -1, keepdims=True)
+    return ops.where(inside, moved, ops.clamp_max(moved, 0))
 
 
 class _Projection(torch.autograd.Function):
@@ -189,7 +194,8 @@ class _Projection(torch.autograd.Function):
 
     @staticmethod
     def forward(raw: Tensor) -> Tensor:
-        return nearest_in_simplex(raw)
+        projected: Tensor = nearest_in_simplex(raw)
+        return projected
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
@@ -230,27 +236,31 @@ def _apply(projection: type[_Projection], raw: Tensor) -> Tensor:
 _BUILT_IN |= {
     parametrization.name: parametrization
     for parametrization in (
-        BuiltInParametrization("given", lambda raw: raw, lambda c: c, lambda raw, c, gradient: gradient),
+        BuiltInParametrization("given", lambda raw, ops=None: raw, lambda c: c, lambda raw, c, gradient: gradient),
         BuiltInParametrization(
             "projection",
-            lambda raw: _apply(_Projection, raw),
+            nearest_in_simplex,
             lambda c: c,
             lambda raw, c, gradient: _centred(gradient),
-            restrict=lambda raw, gradient: feasible_gradient(nearest_in_simplex(raw), gradient),
+            transform=lambda raw: _apply(_Projection, raw),
+            restrict=lambda raw, gradient, ops=torch: feasible_gradient(nearest_in_simplex(raw, ops), gradient, ops),
         ),
-        BuiltInParametrization("softmax", lambda raw: raw.softmax(-1), lambda c: _centred(c.log()), _softmax_pullback),
+        BuiltInParametrization(
+            "softmax", lambda raw, ops=torch: ops.softmax(raw, -1), lambda c: _centred(c.log()), _softmax_pullback
+        ),
         BuiltInParametrization("recentred", _recentre, lambda c: c, lambda raw, c, gradient: _centred(gradient)),
         BuiltInParametrization("free", _complete, lambda c: c[..., :-1], _free_pullback, fewer=1),
         BuiltInParametrization(
             "clamped",
-            lambda raw: _apply(_Clamp, raw),
+            lambda raw, ops=torch: ops.relu(raw),
             lambda c: c,
             lambda raw, c, gradient: gradient,
-            restrict=lambda raw, gradient: torch.where(raw > 0, gradient, gradient.clamp_max(0)),
+            transform=lambda raw: _apply(_Clamp, raw),
+            restrict=lambda raw, gradient, ops=torch: ops.where(raw > 0, gradient, ops.clamp_max(gradient, 0)),
         ),
         BuiltInParametrization(
             "softplus",
-            F.softplus,
+            lambda raw, ops=F: ops.softplus(raw),
             lambda c: c + (-torch.expm1(-c)).log(),
             lambda raw, c, gradient: gradient * -torch.expm1(-c),
         ),

@@ -6,9 +6,11 @@ Bases are the same formulas as in PyTorch, with the functions of Keras. On the P
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from keras.backend import standardize_dtype
 
 from hullo._compat import tracing_state
 from hullo.bases import Base
+from hullo.parametrizations import BuiltInParametrization
 
 Array = Any  # a tensor of whichever backend Keras runs on
 
@@ -24,11 +27,6 @@ Array = Any  # a tensor of whichever backend Keras runs on
 def _where(condition: Array, a: Array, b: Array) -> Array:
     dtype = a.dtype if ops.is_tensor(a) else b.dtype
     return ops.where(condition, ops.convert_to_tensor(a, dtype), ops.convert_to_tensor(b, dtype))
-
-
-def _running_means(x: Array) -> Array:
-    sums = itertools.accumulate(ops.unstack(x, axis=-1))
-    return ops.stack([total / count for count, total in enumerate(sums, start=1)], axis=-1)
 
 
 FUNCTIONS: dict[str, Callable[..., Array]] = {
@@ -74,42 +72,38 @@ def _with_gradient(function: Callable[..., Array], pullback: Callable[..., Array
     return differentiated
 
 
-def _project_onto_simplex(raw: Array) -> Array:
-    """Project onto the simplex, as :func:`hullo.parametrizations.nearest_in_simplex` does."""
-    raw = raw - ops.floor(ops.amax(raw, axis=-1, keepdims=True))
-    ordered = ops.flip(ops.sort(raw, axis=-1), axis=-1)
-    counts = ops.arange(1, raw.shape[-1] + 1, dtype=raw.dtype)
-    threshold = ops.amax(_running_means(ordered) - 1 / counts, axis=-1, keepdims=True)
-    return ops.relu(raw - threshold)
+_OPS = SimpleNamespace(
+    amax=ops.amax,
+    amin=ops.amin,
+    argsort=ops.argsort,
+    cat=ops.concatenate,
+    clamp_max=FUNCTIONS["minimum"],
+    cumsum=lambda x, axis: ops.stack([*itertools.accumulate(ops.unstack(x, axis=axis))], axis),
+    finfo=lambda dtype: np.finfo(standardize_dtype(dtype)),
+    floor=ops.floor,
+    gather=lambda x, axis, indices: ops.take_along_axis(x, indices, axis),
+    mean=lambda x, axis, keepdims: ops.sum(x, axis, keepdims) / x.shape[axis],
+    ones_like=ops.ones_like,
+    relu=ops.relu,
+    softmax=lambda x, axis: ops.exp(ops.log_softmax(x, axis)),  # ops.softmax warns when there is one base
+    softplus=ops.softplus,
+    sort=lambda x, dim, descending: [ops.flip(ops.sort(x, dim), dim)],
+    sum=ops.sum,
+    where=_where,
+)
+"""The functions that :mod:`hullo.parametrizations` calls, in Keras, under the names that they have in PyTorch."""
 
 
-def _feasible_gradient(raw: Array, gradient: Array) -> Array:
-    """Return the part of a gradient along which coefficients can move.
+def transform(parametrization: BuiltInParametrization, raw: Array) -> Array:
+    """Return the coefficients of raw parameters.
 
-    Like :func:`hullo.parametrizations.feasible_gradient`, but for each backward pass separately: Keras optimizers have
-    no hook that could restrict the accumulated gradient.
+    Keras optimizers have no hook that could restrict the accumulated gradient: each backward pass returns the part of
+    its own gradient along which coefficients can move.
     """
-    rounding = 8 * float(np.finfo(standardize_dtype(raw.dtype)).eps)  # of the projection
-    inside = _project_onto_simplex(raw) > rounding
-    order = ops.argsort(_where(inside, -np.inf, gradient), axis=-1)
-    means = _running_means(ops.take_along_axis(gradient, order, axis=-1))
-    counts = ops.arange(1, raw.shape[-1] + 1)
-    least = ops.sum(ops.cast(inside, counts.dtype), axis=-1, keepdims=True)
-    threshold = ops.amin(_where(counts >= least, means, np.inf), axis=-1, keepdims=True)
-    moved = gradient - threshold
-    return _where(inside, moved, -ops.relu(-moved))
-
-
-COEFFICIENTS: dict[str, Callable[[Array], Array]] = {
-    "projection": _with_gradient(_project_onto_simplex, _feasible_gradient),
-    "softmax": lambda raw: ops.exp(ops.log_softmax(raw, axis=-1)),  # ops.softmax warns when there is one base
-    "recentred": lambda raw: raw - (ops.sum(raw, axis=-1, keepdims=True) - 1) / raw.shape[-1],
-    "free": lambda raw: ops.concatenate([raw, 1 - ops.sum(raw, axis=-1, keepdims=True)], axis=-1),
-    "clamped": _with_gradient(ops.relu, lambda raw, gradient: _where(raw > 0, gradient, -ops.relu(-gradient))),
-    "softplus": ops.softplus,
-    "given": lambda raw: raw,
-}
-"""Raw parameters to coefficients, for each built-in parametrization of :mod:`hullo.parametrizations`."""
+    formula = functools.partial(parametrization.formula, ops=_OPS)
+    if parametrization.restrict is None:
+        return formula(raw)
+    return _with_gradient(formula, functools.partial(parametrization.restrict, ops=_OPS))(raw)
 
 
 def combiner(bases: Iterable[Base]) -> Callable[[Array, Array], Array]:

@@ -17,7 +17,8 @@ from keras import ops
 from hullo import modules
 from hullo.bases import Base
 from hullo.functional import check_groups
-from hullo.keras.arithmetic import COEFFICIENTS, Array, combiner
+from hullo.keras.arithmetic import Array, combiner, transform
+from hullo.parametrizations import get_parametrization
 
 
 class Hull(keras.layers.Layer):  # type: ignore[misc]
@@ -127,7 +128,7 @@ class Hull(keras.layers.Layer):  # type: ignore[misc]
 
     def _coefficients(self, dtype: str) -> Array:
         raw = self.raw[...]  # a tensor: TensorFlow's custom gradients do not accept variables
-        return COEFFICIENTS[self.parametrization](ops.cast(raw, dtype) * self.lr_scale)
+        return transform(get_parametrization(self.parametrization), ops.cast(raw, dtype) * self.lr_scale)
 
     def get_config(self) -> dict[str, Any]:
         own = {
