@@ -236,8 +236,9 @@ def test_every_command_is_documented() -> None:
     assert {named(words) for text in site for words in commands(text)} >= COMMANDS.keys()
 
 
-def test_options_in_the_laboratory_page_exist() -> None:
-    spoken = set(re.findall(r"`(--[\w-]+)", (ROOT / "docs" / "laboratory.md").read_text()))
+def test_options_in_the_pages_of_the_laboratory_exist() -> None:
+    text = "".join((ROOT / "docs" / f"{page}.md").read_text() for page in ("laboratory", "own", "report", "compare"))
+    spoken = set(re.findall(r"`(--[\w-]+)", text))
     assert spoken <= {option for command in COMMANDS.values() for item in command.params for option in item.opts}
 
 

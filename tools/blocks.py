@@ -91,9 +91,10 @@ def _fence(text: str) -> str:
     return f"```text\n{text.strip()}\n```"
 
 
-def _quote_last(parts: Sequence[str]) -> str:
-    """Return a table, and the finding below it as a quotation, whose line may break."""
-    return f"{_fence(parts[0])}\n\n> {parts[1]}"
+def _show_comparison(output: str) -> str:
+    """Return the tables of a comparison, and the finding below them as a quotation, whose line may break."""
+    tables, _, finding = output.strip().rpartition("\n\n")
+    return f"{_fence(tables)}\n\n> {finding}"
 
 
 FILES: dict[str, Callable[[Path], str]] = {
@@ -101,8 +102,8 @@ FILES: dict[str, Callable[[Path], str]] = {
     "changes": changes_part,
     "models": models_part,
     "text": lambda path: path.read_text().strip(),
-    "output": lambda path: _fence(path.read_text()),
-    "output-end": lambda path: _quote_last(path.read_text().strip().split("\n\n")[-2:]),
+    "output": lambda path: _show_comparison(path.read_text()),
+    "output-end": lambda path: _show_comparison("\n\n".join(path.read_text().strip().split("\n\n")[-2:])),
 }
 """Blocks that are made from one file of results: runs of a study, swapped models, and what a command wrote."""
 CHARTS = ("cpu", "gpu_flat")

@@ -99,7 +99,7 @@ def test_recorded_loop_works_with_table_figures_and_report(tmp_path: Path) -> No
 
 def test_documented_loop_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    text = (Path(__file__).parents[2] / "docs" / "laboratory.md").read_text().partition("### Your own training loop")[2]
+    text = (Path(__file__).parents[2] / "docs" / "own.md").read_text().partition("## Your own training loop")[2]
     exec(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0], {})
     assert len(read(tmp_path / "runs")) == 6
 

@@ -96,7 +96,7 @@ def test_output_and_runs_are_those_of_their_files(tmp_path: Path) -> None:
     made = blocks.with_blocks(page, tmp_path)
     assert "| relu (reference) | 0.2 (end of the grid) | 2 | 4.5000 ± 6.3531 |  |  | 1 |" in made
     assert "| prelu | 0.1 (end of the grid) | 2.5 | 3.5000 ± 0.0000 | -1.0000 ± 6.3531 | 0.3 | 1 |" in made
-    assert "```text\nhow\n\nfirst\n\nlast\n\nfinding\n```" in made
+    assert "```text\nhow\n\nfirst\n\nlast\n```\n\n> finding\n" in made
     assert "```text\nlast\n```\n\n> finding\n" in made
 
 

@@ -125,9 +125,11 @@ class OwnNetwork:
             given["activation"] = activation.module
         needed = [p.name for p in parameters if p.default is p.empty and p.name in named and p.name not in given]
         if needed:
+            passed = [f"{name}={size}" for name, size in sizes.items() if size > 0]
+            passed += ["activation"] if activation.kind != "own" else []
             raise ValueError(
-                f"{self.attribute} of {self.path.name} needs {', '.join(needed)}; hullo passes in_channels, "
-                "num_classes, image_size of square images, and the activation of --activation: give others a default"
+                f"{self.attribute} of {self.path.name} needs {', '.join(needed)}; hullo passes {', '.join(passed)} "
+                "to arguments of these names: rename yours, or give them a default"
             )
         return given
 
