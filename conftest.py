@@ -32,3 +32,10 @@ def _catalogue_as_it_was() -> Iterator[None]:
     for table, before in kept:
         table.clear()
         table.update(before)
+
+
+@pytest.fixture(autouse=True)
+def _examples_write_elsewhere(request: pytest.FixtureRequest) -> None:
+    """Examples may write files, such as the records in `runs`, as they would for a reader."""
+    if isinstance(request.node, pytest.DoctestItem):
+        request.getfixturevalue("monkeypatch").chdir(request.getfixturevalue("tmp_path"))

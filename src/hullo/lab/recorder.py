@@ -68,11 +68,11 @@ def record(
     Example:
         >>> import torch, hullo, hullo.lab
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), hullo.AffineHull("identity", "relu"))
-        >>> folder = getfixture("tmp_path")
-        >>> with hullo.lab.record(model, folder, network="mlp", data="random", seed=1, lr=0.01) as run:
+        >>> with hullo.lab.record(model, "runs", network="mlp", data="random", seed=1, lr=0.01) as run:
         ...     for epoch in range(2):
         ...         run.log(train_loss=0.7, test_accuracy=50.0)
-        >>> len((folder / "records.jsonl").read_text().splitlines())
+        >>> from pathlib import Path
+        >>> len(Path("runs/records.jsonl").read_text().splitlines())
         1
     """
     layers, reasons = find_layers(model)

@@ -101,7 +101,7 @@ def compare(
         >>> x = torch.randn(400, 4)
         >>> result = compare(
         ...     lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)), (x, x[:, :1].sin()), minutes=5,
-        ...     candidates=["tanh"], lr=1e-2, epochs=2, seeds=3, output=getfixture("tmp_path"), quiet=True)
+        ...     candidates=["tanh"], lr=1e-2, epochs=2, seeds=3, quiet=True)
         >>> result.rows[0].test_seeds
         3
     """
