@@ -14,21 +14,12 @@ import torch
 from keras import ops
 from torch import Tensor
 
-from hullo.bases import Base, all_bases, get_base, resolve
+from hullo.bases import Base, resolve
 from hullo.keras.layers import AffineHull, Hull, to_numpy
 from hullo.modules import without_rounding
 from hullo.properties import identify
-from hullo.recognition.find_base import candidate_members
-from hullo.recognition.known import Known, default_bases
-from hullo.recognition.probe import SINGLE, points
-
-_GATES = frozenset({"sigmoid", "hardsigmoid", "softplus"})  # not replaced: probabilities as often as activations
-
-_NATIVE: dict[str, Callable[..., Any]] = {
-    "identity": keras.activations.linear,
-    **{name: getattr(keras.activations, name) for name in ("relu", "relu6", "tanh", "elu", "selu", "gelu", "silu")},
-    **{name: getattr(keras.activations, name) for name in ("mish", "softplus", "softsign", "sigmoid", "celu")},
-}
+from hullo.recognition.known import AMBIGUOUS, Known, default_bases
+from hullo.recognition.probe import read_function
 
 
 def replace_activations(
@@ -38,7 +29,7 @@ def replace_activations(
 
     Activation layers (``ReLU``, ``Activation("gelu")``) and the `activation` of other layers (``Dense``, ``Conv2D``)
     are replaced if they are in the catalogue, also inside wrappers (``TimeDistributed``). Not replaced are ``linear``,
-    ``softmax``, functions that serve as gates or probabilities (``sigmoid``, ``hard_sigmoid``, ``softplus``), the
+    ``softmax``, functions that often serve as gates or probabilities (``sigmoid``, ``hard_sigmoid``, ``softplus``), the
     functions inside recurrent layers and ``Bidirectional``, and those that layers of your own call other than by their
     `activation`. A hull has the `trainable` of the layer whose function it replaces.
 
@@ -65,15 +56,14 @@ def replace_activations(
     made: list[Hull] = []
 
     def make_hull(function: Any, layer: Any) -> Hull | None:
-        replaced = None if isinstance(function, Hull) else _recognize(function)
-        if replaced is None or replaced.name == "identity" or replaced.name.partition("(")[0] in _GATES:
+        known = None if isinstance(function, Hull) else _recognize(function)
+        if known is None or known.family in AMBIGUOUS:
             return None
-        known = Known(replaced.name, (replaced,))
         chosen = default_bases(known) if bases is None else resolve(bases, strict=False)
         start = known.coefficients(chosen)
         if start is None:
             spelled = ", ".join(item.name for item in chosen)
-            raise ValueError(f"{layer.name} is {replaced.name}, not a combination of {spelled}; add it to bases")
+            raise ValueError(f"{layer.name} is {known.spelling}, not a combination of {spelled}; add it to bases")
         init = [number + 0.0 for number in start[0]]  # no negative zeros
         policy = layer.dtype_policy  # of a quantized layer, the hull gets the policy before quantization
         given = {"dtype": policy.get_config().get("source_name", policy), "trainable": layer.trainable} | options
@@ -115,12 +105,8 @@ def fold(model: keras.Model) -> keras.Model:
         if not isinstance(function, Hull):
             return None
         identified = identify(function.to_torch())
-        answers = identified if isinstance(identified, list) else [identified]
-        name = answers[0].name if answers[0] is not None and len({*answers}) == 1 else ""
-        if name.startswith("leaky_relu"):
-            slope = answers[0].slopes_at_zero[0]  # type: ignore[union-attr]
-            return keras.layers.LeakyReLU(negative_slope=slope, dtype=function.dtype_policy)
-        return _NATIVE.get(name)
+        answers = {*identified} if isinstance(identified, list) else {identified}  # one per group
+        return _native(answers.pop(), function.dtype_policy) if len(answers) == 1 else None
 
     return _clone(model, make_constant, trainable_hulls=False)
 
@@ -167,74 +153,70 @@ def _has_graph(layer: Any) -> bool:
     return isinstance(layer, keras.Sequential) or (isinstance(layer, keras.Model) and hasattr(layer, "operations"))
 
 
-def _is_open(layer: Any) -> bool:
-    """Return whether a layer is a wrapper that can be made again around another layer."""
-    # With a from_config of its own, it may have other arguments.
-    return (
-        isinstance(layer, keras.layers.Wrapper)
-        and type(layer).from_config.__func__ is keras.layers.Wrapper.from_config.__func__
-    )
-
-
 def _clone(model: keras.Model, change: Callable[[Any, Any], Any], trainable_hulls: bool = True) -> keras.Model:
     """Copy a model; `change(function, layer)` returns the new activation, or None to keep the function."""
     copies: dict[int, Any] = {}
-    pairs: list[tuple[Any, Any, tuple[Any, ...]]] = []  # a layer, its copy, and parts of them that are copied apart
+    pairs: list[tuple[Any, Any, Any, Any]] = []  # a layer, its copy, and the part of each that is copied separately
 
     def clone(layer: Any) -> Any:
-        if not isinstance(layer, keras.layers.Layer):  # an operation such as a sum
-            return type(layer).from_config(layer.get_config())
-        if _has_graph(layer):
-            copied = keras.models.clone_model(layer, clone_function=clone, recursive=True)
-            if type(copied) is not type(layer):
-                kinds = f"{type(layer).__name__}, which Keras copies as a {type(copied).__name__}"
-                raise TypeError(
-                    f"{layer.name} is a {kinds}, without its own methods; give a keras.Sequential or "
-                    "keras.Model(inputs, outputs), or use hulls in your code"
-                )
-            return copied
         if id(layer) not in copies:
-            copies[id(layer)] = clone_layer(layer)
+            copies[id(layer)] = clone_model(layer) if _has_graph(layer) else clone_layer(layer)
         return copies[id(layer)]
 
+    def clone_model(layer: Any) -> Any:
+        result = keras.models.clone_model(layer, clone_function=clone)
+        if type(result) is not type(layer):
+            raise TypeError(
+                f"{layer.name} is a {type(layer).__name__}, which Keras copies as a {type(result).__name__}, without "
+                "its own methods; give a keras.Sequential or keras.Model(inputs, outputs), or use hulls in your code"
+            )
+        return result
+
     def clone_layer(layer: Any) -> Any:
-        config = layer.get_config()
-        apart: tuple[Any, ...] = ()
-        if _is_open(layer):
-            inner = clone(layer.layer)
-            del config["layer"]
-            result, apart = type(layer)(inner, **config), (layer.layer, inner)
-        elif isinstance(layer, Hull) or (not layer.weights and _recognize(layer) is not None):
-            new = change(layer, layer)
-            if new is not None:
-                is_layer = isinstance(new, keras.layers.Layer)
-                activation = new if is_layer else keras.layers.Activation(new, dtype=layer.dtype_policy)
-                activation.name, activation.activity_regularizer = layer.name, layer.activity_regularizer
-                return activation
-            result = type(layer).from_config(config)
+        config, old, new = layer.get_config(), None, None
+        if not isinstance(layer, keras.layers.Layer):  # an operation such as a sum
+            return type(layer).from_config(config)
+        if isinstance(layer, keras.layers.Wrapper) and config.pop("layer", None):
+            old, new = layer.layer, clone(layer.layer)
+            result = type(layer)(new, **config)
+        elif (replaced := change(layer, layer)) is not None:
+            return _as_layer(replaced, layer)
         else:
-            old = layer.activation if "activation" in config and not isinstance(layer, keras.layers.RNN) else None
-            new = None if old is None else change(old, layer)
-            if new is None and isinstance(old, Hull):
-                new = clone(old)
-            if new is not None:
-                config["activation"], apart = new, (old, new)
-            result = type(layer).from_config(config)
+            old, new = clone_activation(layer) if "activation" in config else (None, None)
+            result = type(layer).from_config(config if new is None else config | {"activation": new})
         for part in result._flatten_layers():
             if isinstance(part, Hull) and not trainable_hulls:
                 part.trainable = False
-        pairs.append((layer, result, apart))
+        pairs.append((layer, result, old, new))
         return result
 
+    def clone_activation(layer: Any) -> tuple[Any, Any]:
+        if isinstance(layer, keras.layers.RNN):
+            return None, None
+        new = change(layer.activation, layer)
+        if new is None and isinstance(layer.activation, Hull):
+            new = clone(layer.activation)
+        return (None, None) if new is None else (layer.activation, new)
+
     result = clone(model)
-    for old, new, apart in pairs:
-        skipped = {
-            id(part) for layer in apart if isinstance(layer, keras.layers.Layer) for part in layer._flatten_layers()
-        }
-        parts = ([part for part in layer._flatten_layers() if id(part) not in skipped] for layer in (old, new))
-        for before, after in zip(*parts, strict=True):
-            _copy_state(before, after)
+    for before, after, old, new in pairs:
+        for source, target in zip(_parts(before, old), _parts(after, new), strict=True):
+            _copy_state(source, target)
     return result
+
+
+def _as_layer(activation: Any, replaced: Any) -> Any:
+    """Return an activation as a layer, with the name and the regularizer of the one that it replaces."""
+    if not isinstance(activation, keras.layers.Layer):
+        activation = keras.layers.Activation(activation, dtype=replaced.dtype_policy)
+    activation.name, activation.activity_regularizer = replaced.name, replaced.activity_regularizer
+    return activation
+
+
+def _parts(layer: Any, apart: Any) -> list[Any]:
+    """Return a layer and the layers inside, without one of them and what it holds."""
+    skipped = apart._flatten_layers() if isinstance(apart, keras.layers.Layer) else []
+    return [part for part in layer._flatten_layers() if not any(part is other for other in skipped)]
 
 
 def _copy_state(old: Any, new: Any) -> None:
@@ -245,34 +227,29 @@ def _copy_state(old: Any, new: Any) -> None:
     new.load_own_variables({k: v if isinstance(v, np.ndarray) else ops.copy(v) for k, v in store.items()})
 
 
-def _recognize(function: Any) -> Base | None:
-    """Return the base that a function, or a layer without weights, computes; None if there is none."""
-    if isinstance(function, keras.layers.Layer) and not type(function).__module__.startswith("keras."):
-        return None
-    if isinstance(function, (keras.layers.InputLayer, keras.layers.Dropout)):
-        return None
+def _recognize(function: Any) -> Known | None:
+    """Return which activation a function, or a layer of Keras without weights, computes; None if it is not known."""
     called = function
-    if isinstance(function, keras.layers.Layer) and (not function.built or function.dtype_policy.name != "float32"):
-        try:  # the call below would build the layer for this tensor
-            called = type(function).from_config({**function.get_config(), "dtype": "float32"})
-        except ValueError:  # a Lambda, which Keras does not copy
+    if isinstance(function, keras.layers.Layer):
+        if function.weights or not type(function).__module__.startswith("keras."):
             return None
+        called = type(function).from_config({**function.get_config(), "dtype": "float32"})
 
     def call(x: Tensor) -> Tensor:
-        given = ops.convert_to_tensor(x.numpy().astype("float32"))
-        return torch.as_tensor(to_numpy(called(given)).copy()).double()
+        y = called(ops.convert_to_tensor(x.numpy().astype("float32")))
+        return torch.as_tensor(to_numpy(y).copy())
 
-    x = points(torch.float32).double()
-    x = x[: len(x) // 16 * 16].reshape(-1, 16)
-    try:
-        y = call(x)
-        is_elementwise = y.shape == x.shape and SINGLE.matches(call(x[:1]), y[:1], x[:1]).all()
-        candidates = [*all_bases(), *candidate_members(lambda sample: call(sample[None])[0], decimals=5)]
-    except Exception:  # it does not accept such a tensor
+    reading = read_function(call, has_gradient=False)
+    return reading.known if reading else None
+
+
+def _native(item: Base | None, policy: Any) -> Any:
+    """Return the activation of Keras that computes a base; None if there is none."""
+    if item is None:
         return None
-    if not is_elementwise or getattr(called, "weights", None):
-        return None
-    for item in candidates:
-        if bool(SINGLE.matches(y, item.function(x), x).all()):
-            return get_base(item.name)
-    return None
+    if item.name.startswith("leaky_relu"):
+        return keras.layers.LeakyReLU(negative_slope=item.slopes_at_zero[0], dtype=policy)
+    if item.name == "identity":
+        return keras.activations.linear
+    function = getattr(keras.activations, item.name, None)
+    return function if function and _recognize(function) == Known.of(item.name) else None

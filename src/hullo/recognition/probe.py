@@ -113,18 +113,21 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def read_function(function: Function) -> Reading | None:
-    """Return which activation a function of one tensor is; None if it is not elementwise, or linear."""
+def read_function(function: Function, *, has_gradient: bool = True) -> Reading | None:
+    """Return which activation a function of one tensor is; None if it is not elementwise, or linear.
+
+    Without `has_gradient`, as for a function of another framework, its values alone are compared.
+    """
     values(tuple(item for item in all_bases() if item.name != "identity"))  # warns of a base that fails
     with _quiet():
         try:
             with torch.no_grad():
-                return _read(function)
+                return _read(function, has_gradient)
         except Exception:  # it does not accept any tensor
             return None
 
 
-def _read(function: Function) -> Reading | None:
+def _read(function: Function, has_gradient: bool) -> Reading | None:
     x = points(torch.float64)
     result = function(x.clone())
     if not isinstance(result, Tensor) or result.shape != x.shape or not result.is_floating_point():
@@ -140,7 +143,7 @@ def _read(function: Function) -> Reading | None:
     known = _match(function, x[inside], y[inside], tolerance, single)
     if known is None:
         return Reading(None, NOT_IN_CATALOGUE)
-    has_slope = _has_slope(function, known, single)
+    has_slope = not has_gradient or _has_slope(function, known, single)
     return Reading(known) if has_slope else Reading(None, f"its gradient is not that of {known.name}")
 
 
