@@ -91,7 +91,7 @@ def coefficients(rng, name, groups, n, parametrization=None):
 
 
 def test_keras_defines_every_formula_function():
-    assert arithmetic.FUNCTIONS.keys() == formulas.FUNCTIONS.keys()
+    assert arithmetic.FUNCTIONS.keys() >= formulas.FUNCTIONS.keys()
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)

@@ -29,29 +29,32 @@ def _where(condition: Array, a: Array, b: Array) -> Array:
     return ops.where(condition, ops.convert_to_tensor(a, dtype), ops.convert_to_tensor(b, dtype))
 
 
+def _least(x: Array, most: float) -> Array:
+    return _where(x > most, most, x)
+
+
 FUNCTIONS: dict[str, Callable[..., Array]] = {
-    "abs": ops.abs,
+    **vars(ops),
     "asinh": ops.arcsinh,
     "atan": ops.arctan,
+    "cat": ops.concatenate,
     "clamp": ops.clip,
-    "cos": ops.cos,
-    "erf": ops.erf,
-    "exp": ops.exp,
-    "expm1": ops.expm1,
-    "log1p": ops.log1p,
-    "minimum": lambda x, most: _where(x > most, most, x),
+    "clamp_max": _least,
+    "cumsum": lambda x, axis: ops.stack([*itertools.accumulate(ops.unstack(x, axis=axis))], axis),
+    "finfo": lambda dtype: np.finfo(standardize_dtype(dtype)),
+    "gather": lambda x, axis, indices: ops.take_along_axis(x, indices, axis),
+    "mean": lambda x, axis, keepdims: ops.sum(x, axis, keepdims) / x.shape[axis],
+    "minimum": _least,
     "normal_pdf": lambda x: ops.exp(-0.5 * x * x) / math.sqrt(2 * math.pi),
     "normal_tail": lambda x: 0.5 * (1 - ops.erf(math.sqrt(0.5) * ops.abs(x))),  # older versions of Keras have no erfc
     "positive_part": ops.relu,
-    "sigmoid": ops.sigmoid,
-    "sin": ops.sin,
-    "sqrt": ops.sqrt,
-    "square": ops.square,
+    "softmax": lambda x, axis: ops.exp(ops.log_softmax(x, axis)),  # ops.softmax warns when there is one base
+    "sort": lambda x, dim, descending: [ops.flip(ops.sort(x, dim), dim)],
     "step": lambda x: ops.sign(ops.relu(x)),
-    "tanh": ops.tanh,
     "where": _where,
 }
-"""The functions that a formula may call, in Keras; see :data:`hullo.bases.formulas.FUNCTIONS`."""
+"""The functions of Keras, and the others that formulas of bases (:data:`hullo.bases.formulas.FUNCTIONS`) and of
+parametrizations (:mod:`hullo.parametrizations`) call, under the names that they have in PyTorch."""
 
 
 def _with_gradient(function: Callable[..., Array], pullback: Callable[..., Array]) -> Callable[..., Array]:
@@ -72,38 +75,17 @@ def _with_gradient(function: Callable[..., Array], pullback: Callable[..., Array
     return differentiated
 
 
-_OPS = SimpleNamespace(
-    amax=ops.amax,
-    amin=ops.amin,
-    argsort=ops.argsort,
-    cat=ops.concatenate,
-    clamp_max=FUNCTIONS["minimum"],
-    cumsum=lambda x, axis: ops.stack([*itertools.accumulate(ops.unstack(x, axis=axis))], axis),
-    finfo=lambda dtype: np.finfo(standardize_dtype(dtype)),
-    floor=ops.floor,
-    gather=lambda x, axis, indices: ops.take_along_axis(x, indices, axis),
-    mean=lambda x, axis, keepdims: ops.sum(x, axis, keepdims) / x.shape[axis],
-    ones_like=ops.ones_like,
-    relu=ops.relu,
-    softmax=lambda x, axis: ops.exp(ops.log_softmax(x, axis)),  # ops.softmax warns when there is one base
-    softplus=ops.softplus,
-    sort=lambda x, dim, descending: [ops.flip(ops.sort(x, dim), dim)],
-    sum=ops.sum,
-    where=_where,
-)
-"""The functions that :mod:`hullo.parametrizations` calls, in Keras, under the names that they have in PyTorch."""
-
-
 def transform(parametrization: BuiltInParametrization, raw: Array) -> Array:
     """Return the coefficients of raw parameters.
 
     Keras optimizers have no hook that could restrict the accumulated gradient: each backward pass returns the part of
     its own gradient along which coefficients can move.
     """
-    formula = functools.partial(parametrization.formula, ops=_OPS)
+    in_keras = SimpleNamespace(**FUNCTIONS)
+    formula = functools.partial(parametrization.formula, ops=in_keras)
     if parametrization.restrict is None:
         return formula(raw)
-    return _with_gradient(formula, functools.partial(parametrization.restrict, ops=_OPS))(raw)
+    return _with_gradient(formula, functools.partial(parametrization.restrict, ops=in_keras))(raw)
 
 
 def combiner(bases: Iterable[Base]) -> Callable[[Array, Array], Array]:

@@ -68,11 +68,8 @@ class Hull(keras.layers.Layer):  # type: ignore[misc]
             dtype=torch.float64,
         )
         torch_hull = self._make_torch_hull(init=self.init)
-        self.bases, self.parametrization, self.spelling = (
-            torch_hull.bases,
-            torch_hull.constraint.parametrization.name,
-            torch_hull.spelling,
-        )
+        self.bases, self.spelling = torch_hull.bases, torch_hull.spelling
+        self.parametrization = torch_hull.constraint.parametrization.name
         self._combine = combiner(self.bases)
         self.raw = self.add_weight(
             name="raw_coefficients",
@@ -153,16 +150,11 @@ class Hull(keras.layers.Layer):  # type: ignore[misc]
         store["meaning"] = np.frombuffer(self._meaning.encode(), dtype=np.uint8)
 
     def load_own_variables(self, store: Any) -> None:
-        names = tuple(store.keys())
-        where = self.path or self.name
-        if not names:
-            raise ValueError(
-                f"{where} is not in the file: it was saved with another layer here, or with a hull that layers share, "
-                "which is saved once; share it in this model, too, or load the whole model"
-            )
-        meaning = np.asarray(store["meaning"]).tobytes().decode() if "meaning" in names else "another layer"
+        meaning = "another layer, or a hull that layers share, which is saved once"
+        if "meaning" in store.keys():  # noqa: SIM118  (not every store of Keras is a mapping)
+            meaning = np.asarray(store["meaning"]).tobytes().decode()
         if meaning != self._meaning:
-            raise ValueError(f"{where} was saved by {meaning!r}; this layer is {self._meaning!r}")
+            raise ValueError(f"{self.path or self.name} was saved by {meaning!r}; this layer is {self._meaning!r}")
         self.raw.assign(to_numpy(store["raw"]) / self.lr_scale)
 
     def __repr__(self) -> str:
@@ -216,11 +208,8 @@ class AffineHull(Hull):
         >>> model.count_params() == (4 * 8 + 8) + 3 + (8 + 1)
         True
 
-    Weight decay would pull the coefficients towards an arbitrary function. Exclude them from it before training, and
-    again after loading a model, since Keras does not save this:
-
-        >>> model.compile(keras.optimizers.AdamW(), "mse")
-        >>> model.optimizer.exclude_from_weight_decay(var_names=["raw_coefficients"])
+    Weight decay would pull the coefficients towards an arbitrary function: exclude ``"raw_coefficients"`` from it
+    before training, and again after loading a model, since Keras does not save this.
     """
 
     torch_class = modules.AffineHull
