@@ -71,7 +71,7 @@ def test_weights_of_another_layer_are_rejected(tmp_path):
     saved(sample((2, 4))[0])
     saved.save_weights(tmp_path / "dense.weights.h5")
     model = network(keras.layers.Dense(4, activation=hullo.keras.ConvexHull(PAPER, name="act")))
-    with pytest.raises(ValueError, match="act was saved by .another layer.*; this layer is .convex"):
+    with pytest.raises(ValueError, match=r"act was saved by .another layer.*; this layer is .convex"):
         model.load_weights(tmp_path / "dense.weights.h5")
 
 
