@@ -42,7 +42,7 @@ def test_swap_example_learns_and_draws(run: Callable[..., str], tmp_path: Path) 
     accuracies = [float(text) for text in re.findall(r"([\d.]+)% accuracy", printed)]
     assert len(accuracies) == 2
     assert min(accuracies) > 50  # a guess is right in one case of four
-    for hull in ("encoder.layers.0.activation", "encoder.layers.1.activation", "first_relu", "second_tanh"):
+    for hull in ("encoder.layers.0.linear1_gelu", "encoder.layers.1.linear1_gelu", "first_relu", "second_tanh"):
         assert hull in printed
 
 

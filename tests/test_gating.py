@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import hullo
+from hullo import gating
 from made_hulls import every_hull, uneven
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -164,6 +165,13 @@ def test_gradients_reuse_memory_only_if_unreferenced(use: str, monkeypatch: pyte
     taken, wanted = [address in actual for address in addresses], [use == "none", use != "graph"]
     first = use == "another operation"  # whose saved gate may be free before the gradients of the gate are added
     assert taken[first:] == wanted[first:]
+
+
+def test_memory_is_reused_after_a_first_call_with_hooks_on_saved_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gating, "_unused", [])
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        assert gating._references_of_unused() is None
+    assert gating._references_of_unused() is not None
 
 
 def test_backward_hooks_of_the_hull_are_called() -> None:

@@ -103,16 +103,23 @@ class _CountReferences(torch.autograd.Function):
         return gradient, None
 
 
-@functools.cache
+_unused: list[tuple[int, int, int]] = []
+
+
 def _references_of_unused() -> tuple[int, int, int] | None:
-    """Return the references of a saved tensor that nothing else uses; None if they cannot be told from others."""
-    counts: list[tuple[int, int, int]] = []
-    with real_tensors(), torch.enable_grad():
-        leaf = torch.ones(1, requires_grad=True)
-        _CountReferences.apply(leaf * 1, counts).backward()  # type: ignore[no-untyped-call]
-        held = leaf * 1
-        _CountReferences.apply(held, counts).backward()  # type: ignore[no-untyped-call]
-    return None if counts[0] == counts[1] else counts[0]
+    """Return the references of a saved tensor that nothing else uses; None while they cannot be told from others.
+
+    That is so where hooks hold saved tensors, as those of checkpointing do.
+    """
+    if not _unused:
+        counts: list[tuple[int, int, int]] = []
+        with real_tensors(), torch.enable_grad():
+            leaf = torch.ones(1, requires_grad=True)
+            _CountReferences.apply(leaf * 1, counts).backward()  # type: ignore[no-untyped-call]
+            held = leaf * 1
+            _CountReferences.apply(held, counts).backward()  # type: ignore[no-untyped-call]
+        _unused.extend(counts[:1] if counts[0] != counts[1] else [])
+    return _unused[0] if _unused else None
 
 
 def _is_disposable(saved: Tensor, references: tuple[int, int, int]) -> bool:

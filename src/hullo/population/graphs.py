@@ -28,7 +28,9 @@ class Stateful(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
 
-def capture(step: Callable[..., Any], *stateful: Stateful, check: bool = True) -> Callable[..., Any]:
+def capture(
+    step: Callable[..., Any], *stateful: Stateful, check: bool = True, tune: bool = False
+) -> Callable[..., Any]:
     """Return a function that takes a training step by replaying a CUDA graph; without a GPU, the step itself.
 
     Args:
@@ -37,6 +39,7 @@ def capture(step: Callable[..., Any], *stateful: Stateful, check: bool = True) -
         stateful: the objects that the step changes, the population and the optimizer: a call that captures takes a few
             steps to warm up, then restores their state.
         check: whether to call :meth:`Population.check` on the inputs of the first step.
+        tune: whether to choose the kernels of convolutions by measurement on this GPU, which takes a minute or so.
 
     A graph is captured at the first call, and for inputs of other shapes and types, in training and in evaluation mode,
     at their first call; a smaller last batch has its own graph. After eight graphs a warning says that further kinds of
@@ -59,7 +62,7 @@ def capture(step: Callable[..., Any], *stateful: Stateful, check: bool = True) -
         >>> step(torch.rand(8, 16, 4), torch.rand(8, 16, 1)).shape
         torch.Size([8])
     """
-    return _Captured(step, stateful, check)
+    return _Captured(step, stateful, check, tune)
 
 
 class _Graph(NamedTuple):
@@ -71,8 +74,8 @@ class _Graph(NamedTuple):
 
 
 class _Captured:
-    def __init__(self, step: Callable[..., Any], stateful: tuple[Stateful, ...], check: bool) -> None:
-        self.step, self.stateful = step, stateful
+    def __init__(self, step: Callable[..., Any], stateful: tuple[Stateful, ...], check: bool, tune: bool) -> None:
+        self.step, self.stateful, self.tune = step, stateful, tune
         self.unchecked = [item for item in stateful if check and isinstance(item, Population)]
         self.graphs: dict[Any, _Graph] = {}
         self.pool: Any = None  # of the memory of all graphs, of which one runs at a time
@@ -146,7 +149,8 @@ class _Captured:
         before = [{name: tensor.clone() for name, tensor in item.state_dict().items()} for item in self.stateful]
         self.pool = self.pool or torch.cuda.graph_pool_handle()
         try:
-            graph, returned = _record(step, device, self.pool)
+            with choice.tuning(self.tune):
+                graph, returned = _record(step, device, self.pool)
         finally:
             for item, saved in zip(self.stateful, before, strict=True):
                 item.load_state_dict(saved)  # type: ignore[attr-defined]
@@ -157,7 +161,7 @@ def _record(step: Callable[[], Any], device: torch.device, pool: Any) -> tuple[t
     """Return a CUDA graph of a step, and what the step returned in it."""
     side = _side_stream(device)
     side.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(side), choice.measuring():
+    with torch.cuda.stream(side):
         for _ in range(WARM_UP):
             step()
     torch.cuda.current_stream(device).wait_stream(side)

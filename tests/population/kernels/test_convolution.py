@@ -26,7 +26,7 @@ def _exact_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute in float32, where cuDNN would choose TF32, and by the kernels where cuDNN is the default."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     monkeypatch.setattr(
-        choice, "compute", lambda key, ways, default: ways["windows 0" if default == "cudnn" else default]()
+        choice, "compute", lambda key, ways, default: ways["windows" if default == "cudnn" else default]()
     )
 
 
@@ -193,8 +193,8 @@ def test_a_member_that_is_not_finite_leaves_the_other_as_it_is(lost: int) -> Non
         (16, 16, 1, True, True, "cudnn"),
         (16, 16, 2, False, True, "cudnn"),
         (16, 16, 1, False, False, "cudnn"),
-        (8, 17, 2, True, False, "windows 0"),
-        (32, 96, 1, False, True, "windows 2"),
+        (8, 17, 2, True, False, "windows"),
+        (32, 96, 1, False, True, "windows"),
         (65, 65, 1, False, True, "cudnn"),
     ],
 )
@@ -218,10 +218,10 @@ def test_all_ways_agree(case: Case, stacked: bool, monkeypatch: pytest.MonkeyPat
     compared = []
 
     def compute(key: tuple[object, ...], ways: dict[str, choice.Way], default: str) -> choice.Outputs:
-        expected = ways["windows 0"]()
+        expected = ways["windows"]()
         for name in ways:
             for one, other in zip(ways[name](), expected, strict=True):
-                if one is not None and other is not None and "moments" not in name:
+                if one is not None and other is not None and one.shape == other.shape:
                     torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
             compared.append((key[0], name))
         return expected

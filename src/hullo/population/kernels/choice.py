@@ -1,9 +1,9 @@
 """Choose between several ways to compute the same, by measurement.
 
-Which kernel is the fastest depends on sizes, on the GPU and on versions of libraries. While a captured step warms up,
-every way to compute something is called, compared with the first one and timed; from then on the fastest of those that
-agree is taken. Elsewhere, as in a step that is not captured, the default is taken. A choice decides how numbers are
-rounded, so it is saved with a run, and taken again by one that goes on.
+Which kernel is the fastest depends on sizes, on the GPU and on versions of libraries. While a step that is to be tuned
+warms up, every way to compute something is called, compared with the first one and timed; from then on the fastest of
+those that agree is taken. Elsewhere the default is taken. A choice decides how numbers are rounded, so it is saved with
+a run, and taken again by one that goes on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST_APART = 2.0**-6
 """The largest difference of a way from the first one, relative to the norm of the result: a few roundings."""
 
 _chosen: dict[str, str] = {}
-_is_measuring = False
+_is_tuning = False
 
 
 def compute(key: tuple[Any, ...], ways: Mapping[str, Way], default: str) -> Outputs:
@@ -35,23 +35,26 @@ def compute(key: tuple[Any, ...], ways: Mapping[str, Way], default: str) -> Outp
         ways: by name; the first is the one that the others have to agree with.
         default: the way to take where nothing was measured.
     """
-    if len(ways) == 1:
-        return ways[default]()
     name = repr(key)
-    if _is_measuring and name not in _chosen:
+    if _is_tuning and name not in _chosen and not _is_capturing():
         _chosen[name] = _measure(ways, default)
     return ways.get(_chosen.get(name, default), ways[default])()
 
 
+def is_tuning() -> bool:
+    """Return whether ways are measured."""
+    return _is_tuning
+
+
 @contextmanager
-def measuring() -> Iterator[None]:
-    """Measure, within the block, whatever was not chosen before."""
-    global _is_measuring
-    before, _is_measuring = _is_measuring, True
+def tuning(enabled: bool) -> Iterator[None]:
+    """Measure, within the block, whatever was not chosen before; not while a graph is captured."""
+    global _is_tuning
+    before, _is_tuning = _is_tuning, enabled
     try:
         yield
     finally:
-        _is_measuring = before
+        _is_tuning = before
 
 
 def choices() -> dict[str, str]:
@@ -62,6 +65,10 @@ def choices() -> dict[str, str]:
 def take(saved: Mapping[str, str]) -> None:
     """Take the choices of a run that goes on."""
     _chosen.update(saved)
+
+
+def _is_capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def _measure(ways: Mapping[str, Way], default: str) -> str:
@@ -84,8 +91,13 @@ def _measure(ways: Mapping[str, Way], default: str) -> str:
 
 
 def _agree(found: Outputs, expected: Outputs) -> bool:
-    pairs = [(a.float(), b.float()) for a, b in zip(found, expected, strict=True) if a is not None and b is not None]
+    """Return whether results are the same up to rounding; moments, (2, parts, channels), have any number of parts."""
+    pairs = [(_summed(a), _summed(b)) for a, b in zip(found, expected, strict=True) if a is not None and b is not None]
     return all(bool((a - b).norm() <= MOST_APART * b.norm()) for a, b in pairs)
+
+
+def _summed(x: Tensor) -> Tensor:
+    return x.float().sum(1) if x.dim() == 3 else x.float()
 
 
 def _time(way: Way) -> float:

@@ -15,7 +15,7 @@ windows once more. Other ways are cuDNN and, for some layers, kernels of their o
 # ruff: noqa: N803, N806 (constants are in capitals, in Triton)
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -44,11 +44,10 @@ class Tile(NamedTuple):
     stages: int
 
 
-WINDOWS = (Tile(256, 64, 32, 4, 3), Tile(128, 128, 128, 8, 2), Tile(128, 128, 64, 4, 3))
-"""Settings to choose from; by default the first up to 64 outputs, and the last for more."""
+WINDOWS, WIDE_WINDOWS = Tile(256, 64, 32, 4, 3), Tile(128, 128, 64, 8, 3)
+"""For up to 64 outputs, and for more; measured on an H200, as are those of the gradients of weights."""
 
-WEIGHTS = (Tile(128, 64, 64, 4, 3), Tile(128, 128, 64, 4, 3))
-"""Likewise for gradients of weights."""
+WEIGHTS, WIDE_WEIGHTS = Tile(128, 64, 64, 4, 3), Tile(128, 128, 64, 4, 3)
 
 LEAST, NARROW = 16, 64
 """For more channels than the first and at most the second, these kernels were always faster than cuDNN on an H200."""
@@ -96,13 +95,18 @@ def is_for_cudnn(inputs: int, outputs: int) -> bool:
     return inputs == outputs if max(inputs, outputs) > NARROW else max(inputs, outputs) <= LEAST
 
 
-def is_served(weight_shape: torch.Size, *, stacked: bool) -> bool:
+def is_served(
+    weight_shape: torch.Size, dtype: torch.dtype, device: torch.device, *, stride: int, biased: bool, stacked: bool
+) -> bool:
     """Return whether a layer is computed here; a member's weights are (outputs, inputs, side or 1, side).
 
-    Stacked images of many channels are better copied for cuDNN.
+    What cuDNN computes by default is, where kernels are chosen by measurement. Stacked images are copied for cuDNN.
     """
-    outputs, inputs = weight_shape[:2]
-    return not (stacked and outputs == inputs > NARROW)
+    outputs, inputs, height, side = weight_shape
+    by_rows = stride == 1 and not biased and (side, inputs, outputs) in row_conv.TILES and height == side
+    if by_rows and row_conv.is_tuned_for(dtype, device):
+        return True
+    return not is_for_cudnn(inputs, outputs) or (choice.is_tuning() and not stacked)
 
 
 def convolve(
@@ -192,19 +196,12 @@ class _Convolve(torch.autograd.Function):
         return dx, dweight, dbias, None, None, None, None, None
 
 
-def _windows(outputs: int, compute: Callable[[Tile], choice.Outputs]) -> tuple[dict[str, choice.Way], str]:
-    """Return the ways of `_convolve_windows`, by its settings, and the default."""
-    ways: dict[str, choice.Way] = {f"windows {i}": partial(compute, tile) for i, tile in enumerate(WINDOWS)}
-    return ways, "windows 0" if outputs <= WINDOWS[0].outputs else "windows 2"
-
-
 def _forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape, measured: bool, resident: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Return outputs and moments."""
-    ways, default = _windows(
-        shape.out_channels, lambda tile: _convolve_windows(x, weight, bias, shape, tile, measured=measured)
-    )
+    ways: dict[str, choice.Way] = {"windows": lambda: _convolve_windows(x, weight, bias, shape, measured=measured)}
+    default = "windows"
     (before, behind), sizes = shape.padding, shape.row_sizes()
     if before == behind and not is_stacked(x) and (not measured or is_for_cudnn(shape.in_channels, shape.out_channels)):
         ways["cudnn"] = lambda: (F.conv2d(x, weight, bias, *shape.moves(), 1, shape.members), None)
@@ -241,11 +238,7 @@ class _ConvolveTransposed(torch.autograd.Function):
         x, weight = channels_last(x), channels_last(weight.to(x.dtype))
         ctx.save_for_backward(x, weight)
         ctx.shape = shape
-        ways, default = _windows(
-            shape.in_channels, lambda tile: _convolve_windows(x, weight, bias, shape, tile, transposed=True)
-        )
-        key = ("transposed", shape, x.shape[-4], x.dtype, is_stacked(x), bias is not None)
-        return cast(Tensor, choice.compute(key, ways, default)[0])
+        return _convolve_windows(x, weight, bias, shape, transposed=True)[0]
 
     @staticmethod
     @once_differentiable
@@ -268,9 +261,8 @@ class InputGradient(NamedTuple):
     def compute(self) -> Tensor:
         """Return the gradient."""
         dy, weight, shape = self
-        ways, default = _windows(
-            shape.in_channels, lambda tile: _convolve_windows(dy, weight, None, shape, tile, transposed=True)
-        )
+        ways: dict[str, choice.Way] = {"windows": lambda: _convolve_windows(dy, weight, None, shape, transposed=True)}
+        default = "windows"
         before, behind = shape.padding
         if before == behind and not is_stacked(dy):
             ways["cudnn"] = lambda: (_cudnn_backward(dy, None, weight, shape, (True, False, False))[0], None)
@@ -321,7 +313,6 @@ def _convolve_windows(
     weight: Tensor,
     bias: Tensor | None,
     shape: Shape,
-    tile: Tile,
     *,
     transposed: bool = False,
     measured: bool = False,
@@ -339,9 +330,11 @@ def _convolve_windows(
     if padded > channels:  # so that several channels are read at a time
         each = x.movedim(-3, -1)
         x = F.pad(each if is_stacked(x) else each.unflatten(3, (shape.members, channels)), (0, padded - channels))
+    tile = WIDE_WINDOWS if outputs > WINDOWS.outputs else WINDOWS
     rows = tile.rows if padded % 8 == 0 else tile.rows // 2  # more addresses leave fewer registers
+    step_size = tile.inner if padded % tile.inner == 0 else WINDOWS.inner
     taps = shape.kernel if shape.line else shape.kernel**2
-    wide, inner = min(tile.outputs, row_conv.block(outputs)), min(tile.inner, row_conv.block(padded * taps))
+    wide, inner = min(tile.outputs, row_conv.block(outputs)), min(step_size, row_conv.block(padded * taps))
     blocks, across = triton.cdiv(positions, rows) * row_step * step, triton.cdiv(outputs, wide)
     moments = torch.empty(2, blocks if measured else 0, all_channels(y), device=x.device)
     launch(
@@ -360,11 +353,8 @@ def _weight_gradient(
     dy: Tensor, x: Tensor, weight: Tensor, shape: Shape, *, biased: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Return the gradients of weights and bias."""
-    ways: dict[str, choice.Way] = {
-        f"windows {i}": partial(_weight_gradient_by_windows, dy, x, weight, shape, tile, biased=biased)
-        for i, tile in enumerate(WEIGHTS)
-    }
-    default = "windows 0" if shape.out_channels <= WEIGHTS[0].outputs else "windows 1"
+    ways: dict[str, choice.Way] = {"windows": lambda: _weight_gradient_by_windows(dy, x, weight, shape, biased=biased)}
+    default = "windows"
     before, behind = shape.padding
     if before == behind and not is_stacked(x):
         ways["cudnn"] = lambda: _cudnn_backward(dy, x, weight, shape, (False, True, biased))[1:]
@@ -385,8 +375,9 @@ def _weight_gradient(
 
 
 def _weight_gradient_by_windows(
-    dy: Tensor, x: Tensor, weight: Tensor, shape: Shape, tile: Tile, *, biased: bool
+    dy: Tensor, x: Tensor, weight: Tensor, shape: Shape, *, biased: bool
 ) -> tuple[Tensor, Tensor | None]:
+    tile = WIDE_WEIGHTS if shape.out_channels > WEIGHTS.outputs else WEIGHTS
     height = 1 if shape.line else shape.kernel
     inner, positions = shape.in_channels * height * shape.kernel, dy.numel() // all_channels(dy)
     rows, wide = min(tile.rows, row_conv.block(inner + biased)), min(tile.outputs, row_conv.block(shape.out_channels))

@@ -119,7 +119,8 @@ def _convolve_fused(
     from hullo.population.kernels.convolution import convolve as convolve_members
     from hullo.population.kernels.convolution import is_served
 
-    if not is_served(weight.shape, stacked=x.is_stacked):
+    served = {"stride": stride, "biased": bias is not None, "stacked": x.is_stacked}
+    if not is_served(weight.shape, dtype, weight.device, **served):
         return None
     images = as_images(x, context).to(dtype)
     is_view = images.dtype == x.dtype and (images.dim() == 5) == (x.dim == 0)  # whose gradient is that of x
