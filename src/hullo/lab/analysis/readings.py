@@ -48,7 +48,7 @@ class Reading:
 
 LAST = Reading("last", "last epoch", "the accuracy after the last epoch")
 LAST10 = Reading("last10", f"last {WINDOW} epochs", f"the mean accuracy of the last {WINDOW} epochs")
-CHOSEN = Reading("chosen", "chosen epoch", "the test accuracy after the epoch that was best on held-out images")
+CHOSEN = Reading("chosen", "chosen epoch", "the test score after the epoch that was best on held-out samples")
 BEST = Reading(
     "best",
     "best test epoch (not a result)",
