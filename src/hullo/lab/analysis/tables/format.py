@@ -17,7 +17,7 @@ HEAD = ("activation", "hullo", f"vs {REFERENCE}", "paper", "vs paper", "seeds", 
 def line(cell: Cell) -> list[str]:
     """Return the numbers of a cell, and remarks about it."""
     pairs = cell.over_reference.count if cell.over_reference else cell.accuracy.count
-    notes = ["best"] * cell.best + [f"{cell.diverged} diverged"] * bool(cell.diverged)
+    notes = [f"{cell.diverged} diverged"] * bool(cell.diverged)
     notes += [f"{pairs} of the seeds with {REFERENCE}"] * (pairs < cell.accuracy.count)
     return [
         activation_label(cell.row),
