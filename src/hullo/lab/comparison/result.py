@@ -201,7 +201,7 @@ class Result:
         for number, row in enumerate(self.rows):
             change = self._signed(self.metric.sign * row.change) if number else ""
             rate = f"{row.lr:g}{'*' * (row.candidate in edge)}"
-            table.append((row.candidate, rate, spell_number(row.validation), change, str(row.validation_seeds)))
+            table.append((row.candidate, rate, _spell_mean(row.validation), change, str(row.validation_seeds)))
         if len(table) == 1:
             return []
         diverged = ", ".join(f"{row.candidate} {row.diverged}" for row in self.rows if row.diverged)
@@ -217,7 +217,7 @@ class Result:
         """Return the table of the confirmation, and its power."""
         lines = []
         if self.verdict is not None:
-            rows = [(row.candidate, spell_number(row.test)) for row in self.rows if row.role == "confirmed"]
+            rows = [(row.candidate, _spell_mean(row.test)) for row in self.rows if row.role == "confirmed"]
             lines = ["", f"confirmation, on test data and {self.verdict.pairs} fresh seeds"]
             lines += _align([("candidate", "mean"), *rows])
         if (power := self.store.state.get("power")) is not None:
@@ -231,6 +231,22 @@ def _align(lines: Sequence[Sequence[str]]) -> Iterable[str]:
     for first, *others in lines:
         cells = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
         yield "  ".join([first.ljust(widths[0]), *cells]).rstrip()
+
+
+def _spell_mean(value: float) -> str:
+    """Return a mean with as many digits as show a change of a thousandth.
+
+    >>> [_spell_mean(v) for v in (91.234, 2.56789, 0.0123456, 49213.7)]
+    ['91.23', '2.5679', '0.01235', '49214']
+    """
+    size = abs(value)
+    return (
+        spell_number(value)
+        if size >= 10 or not math.isfinite(value)
+        else f"{value:.4f}"
+        if size >= 1
+        else f"{value:.4g}"
+    )
 
 
 def spell_number(value: float) -> str:
