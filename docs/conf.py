@@ -125,6 +125,7 @@ def show_file(app: Sphinx, page: str, content: list[str]) -> None:
     for name, file in WHOLE_FILES.items():
         content[0] = content[0].replace(f"({file}", f"({name}.md")
     if page == NOTEBOOK[0]:
+        app.env.note_dependency(str(NOTEBOOK[1]))  # so that a change of it makes the page anew
         content[0] = to_markdown(NOTEBOOK[1])
     if page in WHOLE_FILES:
         content[0] = f"```{{include}} {WHOLE_FILES[page]}\n:relative-docs: results/\n:relative-images:\n```\n"
