@@ -88,7 +88,7 @@ def test_integers_are_rejected():
 
 @pytest.mark.parametrize("name", HULLS)
 def test_coefficients_can_be_set_and_invalid_ones_change_nothing(name):
-    layer = getattr(hullo.keras, name)(PAPER, groups=2)
+    layer = getattr(hullo.keras, name)(PAPER, groups=2, lr_scale=4)
     layer.coefficients = "relu"
     np.testing.assert_array_equal(numpy(layer.coefficients), [[0, 1, 0]] * 2)
     layer.coefficients = [0.25, 0.5, 0.25]
