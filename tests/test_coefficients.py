@@ -112,6 +112,13 @@ def test_parametrization_is_the_same_object_after_pickling(parametrization: str)
     assert repr(get_parametrization(parametrization)) == f"Parametrization({parametrization!r})"
 
 
+def test_clamped_coefficients_at_zero_move_only_up() -> None:
+    raw, gradient = torch.tensor([-1.0, -1.0, 0.0, 2.0, 2.0]), torch.tensor([1.0, -1.0, 1.0, 1.0, -1.0])
+    restrict = get_parametrization("clamped").restrict
+    assert restrict is not None
+    assert restrict(raw, gradient).tolist() == [0.0, -1.0, 0.0, 1.0, -1.0]
+
+
 class TestProjection:
     @given(raws)
     def test_projection_is_the_closest_point(self, numbers: list[float]) -> None:
@@ -127,6 +134,10 @@ class TestProjection:
     def test_small_coefficients_keep_their_precision(self) -> None:
         given = torch.tensor([1e-6, 0.25, 0.749999])
         torch.testing.assert_close(get_parametrization("projection").transform(given)[0], given[0], rtol=0.05, atol=0)
+
+    def test_coefficients_that_sum_to_one_are_returned_exactly(self) -> None:
+        inside = torch.tensor([0.1, 0.9], dtype=torch.float64)
+        assert torch.equal(get_parametrization("projection").transform(inside), inside)
 
     @given(small, st.lists(st.booleans(), min_size=6, max_size=6), st.integers(0, 2**31))
     def test_feasible_gradient_is_the_closest_feasible_one(

@@ -108,13 +108,17 @@ def test_every_base_agrees_with_pytorch_per_layer_and_per_channel(name, dtype):
 @pytest.mark.parametrize(("groups", "axis"), GROUPS)
 @pytest.mark.parametrize(("name", "parametrization"), PARAMETRIZATIONS)
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_every_parametrization_agrees_with_pytorch(name, parametrization, groups, axis, dtype):
+@pytest.mark.parametrize("step", [0.0, 0.5])  # as an optimizer leaves raw parameters, outside of the set
+def test_every_parametrization_agrees_with_pytorch(name, parametrization, groups, axis, dtype, step):
     x, upstream = sample((4, 6, 5, 6), dtype)
     bases = [*PAPER, "elu"]
     start = coefficients(np.random.default_rng(groups), name, groups, len(bases), parametrization)
     layer, module = layer_and_module(
         name, bases, x.shape, dtype, axis, init=start, groups=groups, parametrization=parametrization
     )
+    moved = layer.raw.numpy() + step * np.random.default_rng(0).normal(size=layer.raw.shape)
+    layer.raw.assign(moved)
+    module.raw.data.copy_(torch.tensor(numpy(layer.raw)))
     assert_twins_agree(layer, module, x, upstream)
 
 

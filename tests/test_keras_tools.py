@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("keras")
 
@@ -193,6 +194,14 @@ def test_to_torch_has_the_same_coefficients_and_properties():
     twin = act.to_torch()
     np.testing.assert_allclose(twin.coefficients.tolist(), [[0.25, 0.75], [1, 0]])
     assert [item.name for item in hullo.identify(twin)] == ["leaky_relu(0.25)", "identity"]
+    x = sample(3, 5, 4)
+    np.testing.assert_allclose(twin(torch.tensor(x)).detach(), numpy(act(x)), rtol=1e-6, atol=1e-6)
+
+
+def test_summary_shows_the_range_over_groups():
+    act = hullo.keras.AffineHull(["relu", "tanh"], init=[[0.25, 0.75], [1.5, -0.5]], groups=2, name="act")
+    shown = hullo.keras.summary(keras.Sequential([keras.Input((4,)), act]))
+    assert shown == "act  affine(relu,tanh)  0.25..1.5 -0.5..0.75"
 
 
 def test_layers_of_other_types_are_replaced_and_keep_their_type():
