@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from hullo.lab.bench.clocks import Clock, Step, Timing, clock_for, take_turns
+from hullo.lab.bench.clocks import Step, Timer, Timing, clock_for, take_turns
 from hullo.lab.spec.environment import Environment, environment
 from hullo.population.graphs import pause_collection
 
@@ -36,7 +36,7 @@ class Harness:
     def start(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
         """Parse the options, print the environment, and return the options."""
         options = self.parser.parse_args(arguments)
-        self.clock: Clock = clock_for(options.device)
+        self.clock: Timer = clock_for(options.device)
         self.device, self.path, self.rounds = self.clock.device, options.csv, options.rounds
         self.tiny = self.device.type != "cuda"
         self.environment: Environment = environment(self.clock.device_name)

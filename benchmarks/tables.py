@@ -9,12 +9,12 @@ from typing import Any
 import peer_rows
 
 from hullo.lab.bench.cases import Case, label
-from hullo.lab.bench.results import Results, Row, number, read_rows
+from hullo.lab.bench.results import Measurement, Results, number, read_rows
 
 Lines = Iterator[Sequence[str]]
 
 
-def cost(rows: Sequence[Row]) -> Lines:
+def cost(rows: Sequence[Measurement]) -> Lines:
     """Show the largest flat input: multiples of the bandwidth floor and of GELU in every dtype, and the memory held."""
     results = Results(rows, "eager")
     measures: list[tuple[str, Callable[[Case, str], float]]] = [
@@ -29,7 +29,7 @@ def cost(rows: Sequence[Row]) -> Lines:
         yield [label(name), *(number(measure(case, name)) for case, _, measure in columns), number(held)]
 
 
-def groups(rows: Sequence[Row]) -> Lines:
+def groups(rows: Sequence[Measurement]) -> Lines:
     """Show inputs with channels, by groups and layout: multiples of the bandwidth floor."""
     results = Results(rows, "eager")
     cases = [case for case in results.cases if len(case.shape) > 1]
@@ -45,7 +45,7 @@ def groups(rows: Sequence[Row]) -> Lines:
             yield ["x".join(map(str, shape)), str(count), layout, label(name), *map(number, cells)]
 
 
-def graph(rows: Sequence[Row]) -> Lines:
+def graph(rows: Sequence[Measurement]) -> Lines:
     """Show small inputs inside a CUDA graph: microseconds, multiples of GELU, kernels."""
     results = Results(rows, "graph")
     yield ["input", "", "forward, µs", "/ GELU", "backward, µs", "/ GELU", "kernels"]
@@ -55,7 +55,7 @@ def graph(rows: Sequence[Row]) -> Lines:
             yield [str(case), label(name), *_microseconds(results, case, name), " + ".join(map(str, kernels))]
 
 
-def overhead(rows: Sequence[Row]) -> Lines:
+def overhead(rows: Sequence[Measurement]) -> Lines:
     """Show the overhead of Python per call: microseconds, multiples of GELU."""
     results = Results(rows, "overhead")
     yield ["", "forward, µs", "/ GELU", "backward, µs", "/ GELU"]

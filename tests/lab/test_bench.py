@@ -23,7 +23,7 @@ HULLS = ("plain", "stacked", "compiled", "hullo")
 
 @pytest.fixture
 def bench() -> Bench:
-    clock = clocks.Clock(torch.device("cpu"))
+    clock = clocks.Timer(torch.device("cpu"))
     clock.copy_bytes = 2**20
     names = ("gelu", "plain", "hullo")
     return Bench(clock, environment(clock.device_name), names, 4, Progress(Console(quiet=True), quiet=True))

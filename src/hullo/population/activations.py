@@ -26,7 +26,7 @@ from hullo.parametrizations import BuiltInParametrization, evaluate, get_paramet
 from hullo.population import kernels
 from hullo.population.kernels.kinds import Kinds
 from hullo.population.regroup import join_members, split_members
-from hullo.population.sites import Activation, Call, Site
+from hullo.population.sites import Activation, ActivationCall, ActivationSite
 from hullo.population.values import Value
 
 _OTHERS = ("unused", "fixed", "slope", "rest")
@@ -83,7 +83,7 @@ class _Plan:
         rows: the coefficients of the calls, if none is learned.
     """
 
-    calls: list[list[Call]]
+    calls: list[list[ActivationCall]]
     groups: list[tuple[BuiltInParametrization, Tensor, bool]]
     order: Tensor
     uses: Tensor
@@ -106,7 +106,7 @@ class Activations(nn.Module):
     owners: Tensor  # for each row, the row with its numbers: itself, unless members share a hull
     scales: InnerScales | None
 
-    def __init__(self, sites: Sequence[Site], members: int, dtype: torch.dtype) -> None:
+    def __init__(self, sites: Sequence[ActivationSite], members: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.sites = list(sites)
         used = [item for site in self.sites for item in site.activations]
@@ -244,7 +244,7 @@ class Activations(nn.Module):
         order, uses, places = (item.to(self.raw.device) for item in tensors)
         return _Plan(calls, groups, order, uses, places)
 
-    def _make_call(self, index: int, indices: list[int], fused: bool) -> Call:
+    def _make_call(self, index: int, indices: list[int], fused: bool) -> ActivationCall:
         """Return the call of some members of a site."""
         site, starts, total = self.sites[index], self._starts[index], self.raw.shape[1]
         used = [site.activations[k] for k in indices]
@@ -264,7 +264,7 @@ class Activations(nn.Module):
             function = functools.partial(site.call, indices[0])
         elif not fused and len(bases) == 1 and all(item.is_base for item in used):
             function = functools.partial(_call_base, bases[0])  # derivatives of PyTorch's own take fewer passes
-        return Call(
+        return ActivationCall(
             bases,
             groups,
             index,
@@ -322,7 +322,7 @@ class Activations(nn.Module):
         return [[call.select(next(tables)) for call in calls] for calls in plan.calls]
 
     @property
-    def fusable_calls(self) -> dict[int, Call]:
+    def fusable_calls(self) -> dict[int, ActivationCall]:
         """Return the calls of sites that take one call, without inner scales, by the number of the site."""
         return {
             i: calls[0]
@@ -343,7 +343,7 @@ class Activations(nn.Module):
         ]
         return Value(join_members(made, dim, members), dim)
 
-    def _call(self, call: Call, coefficients: Tensor, x: Value) -> Value:
+    def _call(self, call: ActivationCall, coefficients: Tensor, x: Value) -> Value:
         """Return the activations of the members of one call, at their values."""
         if call.function is not None:
             return call.function(x)
@@ -406,7 +406,7 @@ class Activations(nn.Module):
                 yield f"{prefix}inner_scale", own, activation.scales.requires_grad and is_learned
 
 
-def _allocate(sites: Sequence[Site], members: int) -> tuple[list[list[int]], int]:
+def _allocate(sites: Sequence[ActivationSite], members: int) -> tuple[list[list[int]], int]:
     """Return the first row of each site and member, and the number of rows that a member needs."""
     used, first_rows = [0] * members, dict[tuple[int, int], int]()
     starts: list[list[int]] = []
@@ -442,7 +442,7 @@ def _read_kinds(bases: tuple[Base, ...], used: Sequence[Activation], device: tor
     return Kinds(tuple(distinct), numbers)
 
 
-def _partition(site: Site, fused: bool) -> list[list[int]]:
+def _partition(site: ActivationSite, fused: bool) -> list[list[int]]:
     """Return groups of members that are computed in one call.
 
     Members share one call unless one calls a module of its own, their channels are in different dimensions, or a base
@@ -471,7 +471,7 @@ def _call_base(base: Base, x: Value) -> Value:
     return Value(base.function(x.tensor), x.dim)
 
 
-def _combine_kinds(call: Call, coefficients: Tensor, x: Value) -> Value | None:
+def _combine_kinds(call: ActivationCall, coefficients: Tensor, x: Value) -> Value | None:
     """Return the activations of members of several kinds, by one kernel; None if no view of their values is as even as
     it takes them."""
     y = x.at(0, len(call.members))

@@ -35,7 +35,7 @@ from hullo.population.rules.convolutions import (
     split_images,
 )
 from hullo.population.rules.layers import as_rows, multiply
-from hullo.population.sites import Call
+from hullo.population.sites import ActivationCall
 from hullo.population.trace.graph import SITE
 from hullo.population.trace.in_place import RUNNING
 from hullo.population.values import Value
@@ -43,7 +43,7 @@ from hullo.recognition.table import read_call
 
 aten = torch.ops.aten
 LookUp = Callable[[Any], Any]
-Sites = Mapping[int, Call]
+Sites = Mapping[int, ActivationCall]
 MOST_COLUMNS = 8192
 """The most features whose norm a kernel takes: a program holds whole rows in its registers."""
 MOST_CHANNELS = 2048
@@ -78,7 +78,7 @@ class Fusion:
     last: fx.Node
     inner: frozenset[fx.Node]
     compute: Callable[[LookUp, Any, Context], tuple[Value, ...]]
-    act: Call | None = None
+    act: ActivationCall | None = None
     rows: Tensor | None = None
     dropout: fx.Node | None = None
     second: fx.Node | None = None
@@ -131,7 +131,7 @@ def _is_inner(node: Any, *targets: Any) -> bool:
     return _has_channels(node) and node.target in targets and _only_user(node) is not None
 
 
-def _read_act(node: Any, sites: Sites) -> Call | None:
+def _read_act(node: Any, sites: Sites) -> ActivationCall | None:
     """Return the activation that a node is, if kernels can compute it."""
     act = None
     if isinstance(node, fx.Node) and node.target is SITE:
@@ -139,12 +139,16 @@ def _read_act(node: Any, sites: Sites) -> Call | None:
         act = sites.get(site)
     elif isinstance(node, fx.Node) and isinstance(node.target, torch._ops.OpOverload):
         known = read_call(node.target.overloadpacket, node.args, node.kwargs).known
-        act = None if known is None else Call(known.bases, coefficients=known.rows[0])
+        act = None if known is None else ActivationCall(known.bases, coefficients=known.rows[0])
     return None if act is None or any(item.formula is None for item in act.bases) else act
 
 
 def _make(
-    node: fx.Node, inner: list[fx.Node], act: Call, compute: Callable[..., Any], dropout: fx.Node | None = None
+    node: fx.Node,
+    inner: list[fx.Node],
+    act: ActivationCall,
+    compute: Callable[..., Any],
+    dropout: fx.Node | None = None,
 ) -> Fusion:
     rows = torch.tensor(act.coefficients, device=node.meta["val"].device)
     return Fusion(node, frozenset(inner) - {node}, compute, act, rows, dropout)
@@ -190,7 +194,7 @@ def _find_pool(pool: fx.Node, sites: Sites) -> Fusion | None:
     convolution = source if _is_inner(source, aten.conv2d.default) else None
     if convolution is not None:
         inner.append(convolution)
-    act = act or Call((get_base("identity"),), coefficients=(1.0,))
+    act = act or ActivationCall((get_base("identity"),), coefficients=(1.0,))
     inner, last, dropout, flat = [*inner, pool], pool, None, False
     rate, user = 0.0, _only_user(last)
     if user is not None and user.target is aten.dropout.default and user.args[2] and 0 < user.args[1] < 1:
@@ -235,10 +239,10 @@ def _find_group_norm(norm: fx.Node, sites: Sites) -> Fusion | None:
     """Find a norm of groups without an activation."""
     if norm.target is aten.batch_norm.default or not _normalizes(norm):
         return None
-    return _fuse_norm(norm, [norm], norm, None, Call((get_base("identity"),), coefficients=(1.0,)))
+    return _fuse_norm(norm, [norm], norm, None, ActivationCall((get_base("identity"),), coefficients=(1.0,)))
 
 
-def _fuse_norm(last: fx.Node, inner: list[fx.Node], norm: fx.Node, residual: Any, act: Call) -> Fusion | None:
+def _fuse_norm(last: fx.Node, inner: list[fx.Node], norm: fx.Node, residual: Any, act: ActivationCall) -> Fusion | None:
     given = arguments(norm)
     is_batch_norm = norm.target is aten.batch_norm.default
     names = ("running_mean", "running_var", "weight", "bias") if is_batch_norm else ("weight", "bias")
@@ -298,7 +302,7 @@ def _normalize_groups(
     x: Tensor,
     affine: Sequence[Tensor | None],
     rows: Tensor,
-    act: Call,
+    act: ActivationCall,
     bias: Tensor | None,
     residual: Tensor | None,
 ) -> tuple[Tensor, Tensor]:

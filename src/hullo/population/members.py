@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from hullo.population.sites import BOOKKEEPING, Site, read_site
+from hullo.population.sites import BOOKKEEPING, ActivationSite, read_site
 
 Kind = tuple[str, int]
 """What networks of equal attributes have in common: how they differ from the first network, and which came first."""
@@ -39,7 +39,7 @@ def fork_rng() -> AbstractContextManager[Any]:
     return torch.random.fork_rng(devices=range(torch.cuda.device_count()) if started else ())
 
 
-def compare(members: Sequence[nn.Module]) -> tuple[list[Site], list[Kind]]:
+def compare(members: Sequence[nn.Module]) -> tuple[list[ActivationSite], list[Kind]]:
     """Check that networks have one architecture; raise a ValueError that names a difference.
 
     Returns:
@@ -47,7 +47,7 @@ def compare(members: Sequence[nn.Module]) -> tuple[list[Site], list[Kind]]:
         graph.
     """
     _check_values(members)
-    sites: list[Site] = []
+    sites: list[ActivationSite] = []
     contents: list[dict[tuple[str, str], bytes]] = [{} for _ in members]
     names = [
         {id(item): name for name, item in (*m.named_parameters(), *m.named_buffers(), *m.named_modules())}
@@ -73,7 +73,7 @@ def _compare_modules(
     path: str,
     modules: Sequence[nn.Module],
     names: Sequence[Mapping[int, str]],
-    sites: list[Site],
+    sites: list[ActivationSite],
     contents: Sequence[dict[tuple[str, str], bytes]],
 ) -> None:
     """Compare the members' modules at a path, and those inside them; collect sites, and what other modules contain."""
@@ -188,7 +188,7 @@ def _check_values(members: Sequence[nn.Module]) -> None:
                 )
 
 
-def tensors_of(member: nn.Module, sites: Sequence[Site]) -> dict[str, Tensor]:
+def tensors_of(member: nn.Module, sites: Sequence[ActivationSite]) -> dict[str, Tensor]:
     """Return a network's parameters and buffers by name, once each, without those at sites."""
     inside = tuple(f"{site.path}." if site.path else "" for site in sites)
     named = (*member.named_parameters(), *member.named_buffers())

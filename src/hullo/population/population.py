@@ -28,7 +28,7 @@ from hullo.population.members import (
     tensors_of,
 )
 from hullo.population.memory import count_bytes, record_saved, write_bytes
-from hullo.population.program import Program, Run
+from hullo.population.program import Program, RunContext
 from hullo.population.rules import Context
 from hullo.population.sites import share_sites
 from hullo.population.trace.export import register_dataclasses
@@ -267,7 +267,7 @@ class Population(nn.Module):
             self.steps.add_(1)
         writes_parameters = any(self._aliases[name] in self._parameter_names for name in program.mutated)
         context = Context(len(self), self.seeds, self.steps, 0, self.first_sample, writes_parameters)
-        run = Run(context, self.activations, self.activations.rows(), observe)
+        run = RunContext(context, self.activations, self.activations.rows(), observe)
         return program.run(run, tensors, values)
 
     def coefficient_parameters(self) -> list[nn.Parameter]:

@@ -20,7 +20,7 @@ from hullo.population.activations import Activations
 from hullo.population.fusion import Fusion, find_fusions
 from hullo.population.rules import RULES, Context, arguments, noise, norms, recurrent, shapes  # noqa: F401  (they register rules)
 from hullo.population.rules.strides import STRIDED, call_strided
-from hullo.population.sites import Site
+from hullo.population.sites import ActivationSite
 from hullo.population.trace.export import LoweringError, at_source, source_of
 from hullo.population.trace.graph import SITE, Graph
 from hullo.population.trace.members import with_rates
@@ -45,7 +45,7 @@ _DIFFERENTIABLE = {
 
 
 @dataclass(frozen=True)
-class Run:
+class RunContext:
     """Hold the context of one run of a program."""
 
     context: Context
@@ -61,7 +61,7 @@ class Program:
     all members, by "vmap", or in a "loop" over members.
     """
 
-    def __init__(self, graph: Graph, sites: Sequence[Site], activations: Activations) -> None:
+    def __init__(self, graph: Graph, sites: Sequence[ActivationSite], activations: Activations) -> None:
         self.graph, self.sites = graph, sites
         self.numbers = {node: i for i, node in enumerate(filter(_has_random_rule, graph.nodes))}
         fusions = find_fusions(graph.nodes, activations.fusable_calls, graph.changed)
@@ -81,7 +81,7 @@ class Program:
         """Return the nodes that may draw random numbers in the order in which they are computed, with their numbers."""
         return list(self.numbers.items())
 
-    def run(self, run: Run, tensors: Mapping[str, Value], inputs: Sequence[Value]) -> Any:
+    def run(self, run: RunContext, tensors: Mapping[str, Value], inputs: Sequence[Value]) -> Any:
         """Return the network's outputs, nested as the network returns them, with the members first in each tensor."""
         remaining, members = iter(inputs), run.context.members
         env: dict[Any, Any] = {}  # by node; a copy for one user, by node and user
@@ -110,7 +110,7 @@ class Program:
             tensors[name].tensor.copy_(new)
         return outputs
 
-    def _run_node(self, run: Run, node: fx.Node, env: dict[Any, Any]) -> None:
+    def _run_node(self, run: RunContext, node: fx.Node, env: dict[Any, Any]) -> None:
         """Compute a node, and forget the values that it uses as the last one."""
         if fusion := self.fusions.get(node):
             result = self._compute_fused(run, fusion, env)
@@ -144,7 +144,7 @@ class Program:
                 last.setdefault(after, []).append(node)
         return last
 
-    def _compute_fused(self, run: Run, fusion: Fusion, env: Mapping[Any, Any]) -> tuple[Value, ...]:
+    def _compute_fused(self, run: RunContext, fusion: Fusion, env: Mapping[Any, Any]) -> tuple[Value, ...]:
         self.lowering[fusion.last] = "fused"
         site = None if fusion.act is None else fusion.act.site
         rows = fusion.rows if site is None else run.rows[site][0]
@@ -153,7 +153,7 @@ class Program:
             context = replace(context, number=self.numbers[fusion.dropout])
         return fusion.compute(lambda item: _look_up(item, fusion.last, env), rows, context)
 
-    def _compute(self, run: Run, node: fx.Node, env: dict[Any, Any]) -> Any:
+    def _compute(self, run: RunContext, node: fx.Node, env: dict[Any, Any]) -> Any:
         args, kwargs = _look_up(node.args, node, env), _look_up(node.kwargs, node, env)
         try:
             return self._call(run, node, args, kwargs)
@@ -166,7 +166,7 @@ class Program:
             what = f"the activation {self.sites[args[1]].path!r}" if node.target is SITE else node.target
             raise LoweringError(f"cannot compute {what} for all members: {reason}{at_source(node)}") from error
 
-    def _call(self, run: Run, node: fx.Node, args: Any, kwargs: Any) -> Any:
+    def _call(self, run: RunContext, node: fx.Node, args: Any, kwargs: Any) -> Any:
         target = node.target
         if str(target).startswith(_ASSERTIONS):
             return None
@@ -181,11 +181,11 @@ class Program:
             return args[0]
         return self._call_operator(run, node, target, args, kwargs)
 
-    def _call_site(self, run: Run, node: fx.Node, x: Value, index: int) -> Value:
+    def _call_site(self, run: RunContext, node: fx.Node, x: Value, index: int) -> Value:
         self.lowering[node] = "loop" if self.sites[index].functions else "own"
         return run.activations.compute(index, run.rows, x)
 
-    def _call_operator(self, run: Run, node: fx.Node, target: Any, args: Any, kwargs: Any) -> Any:
+    def _call_operator(self, run: RunContext, node: fx.Node, target: Any, args: Any, kwargs: Any) -> Any:
         function, members = _DIFFERENTIABLE.get(target, target), run.context.members
         if node in self.graph.rates:
             args = with_rates(node, args, self.graph.rates[node])

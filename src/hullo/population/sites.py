@@ -118,7 +118,7 @@ class Activation:
 
 
 @dataclass(frozen=True)
-class Call:
+class ActivationCall:
     """Describe an activation as kernels compute it: for some members of a site, or a function that all members call.
 
     Args:
@@ -153,7 +153,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Site:
+class ActivationSite:
     """Describe a site: each member's activation there.
 
     Args:
@@ -168,7 +168,7 @@ class Site:
     inplace: bool = False
     is_shared: bool = False
 
-    def keep(self, members: Sequence[int]) -> Site:
+    def keep(self, members: Sequence[int]) -> ActivationSite:
         """Return the site of some members."""
         return replace(self, activations=[self.activations[k] for k in members])
 
@@ -214,7 +214,7 @@ def _is_activation(module: nn.Module) -> bool:
     return isinstance(module, Hull) or type(module).__module__ == "torch.nn.modules.activation"
 
 
-def read_site(path: str, modules: Sequence[nn.Module], are_alike: bool) -> Site | None:
+def read_site(path: str, modules: Sequence[nn.Module], are_alike: bool) -> ActivationSite | None:
     """Return the site of the members' modules at a path: of activations, or of unlike modules that are called alone."""
     hooked = any(module._forward_hooks or module._forward_pre_hooks for module in modules)
     are_known = any(_is_activation(module) for module in modules)
@@ -239,7 +239,7 @@ def read_site(path: str, modules: Sequence[nn.Module], are_alike: bool) -> Site 
             "buffers"
         )
     inplace = any(getattr(module, "inplace", False) for module in modules)
-    return Site(path, activations, inplace=inplace)
+    return ActivationSite(path, activations, inplace=inplace)
 
 
 def _check_hull(path: str, hull: Hull, hooked: bool) -> None:
@@ -255,7 +255,7 @@ def _check_hull(path: str, hull: Hull, hooked: bool) -> None:
         )
 
 
-def share_sites(sites: Sequence[Site], names: Sequence[str]) -> list[Site]:
+def share_sites(sites: Sequence[ActivationSite], names: Sequence[str]) -> list[ActivationSite]:
     """Return the sites, with one hull for all members at those with the given names."""
     hulls = {site.path: site.activations for site in sites if any(item.learns for item in site.activations)}
     for name in names:

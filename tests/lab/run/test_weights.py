@@ -19,7 +19,7 @@ from hullo.lab import networks
 from hullo.lab.cli import app
 from hullo.lab.cli.train import _echo_weights
 from hullo.lab.files import read_safetensors
-from hullo.lab.networks import Task
+from hullo.lab.networks import DataShape
 from hullo.lab.run.queue import weights_path
 from hullo.lab.run.training import Training
 from hullo.lab.run.weights import load_network, save_weights
@@ -29,7 +29,7 @@ from hullo.lab.spec.run_spec import Spec
 
 @pytest.mark.parametrize("activation", ["relu", "prelu", "elu", "convex(identity,relu,parametrization=softmax)"])
 def test_loaded_network_equals_the_saved_one(activation: str, tmp_path: Path) -> None:
-    spec, task = Spec("kerasnet", "cifar10", activation, seed=3), Task(1, 12, 4)
+    spec, task = Spec("kerasnet", "cifar10", activation, seed=3), DataShape(1, 12, 4)
     network = networks.build("kerasnet", activation=activation, in_channels=1, image_size=12, num_classes=4)
     for parameter in network.parameters():
         if parameter.requires_grad:
@@ -50,7 +50,7 @@ def test_file_without_a_network_is_rejected(tmp_path: Path) -> None:
     save_file({"x": torch.zeros(1)}, path)
     with pytest.raises(ValueError, match="no trained network"):
         load_network(path)
-    save_weights(path, Spec("lenet5", "cifar10", "relu"), Task(3, 32, 10), nn.Linear(2, 2))
+    save_weights(path, Spec("lenet5", "cifar10", "relu"), DataShape(3, 32, 10), nn.Linear(2, 2))
     with pytest.raises(ValueError, match="cannot load"):
         load_network(path)
 
@@ -58,7 +58,7 @@ def test_file_without_a_network_is_rejected(tmp_path: Path) -> None:
 def test_damaged_weights_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     network = networks.build("lenet5", activation="relu", in_channels=1, image_size=16)
-    save_weights(path, Spec("lenet5", "cifar10", "relu"), Task(1, 16, 10), network)
+    save_weights(path, Spec("lenet5", "cifar10", "relu"), DataShape(1, 16, 10), network)
     content = path.read_bytes()
     for place in (len(content) - 1, len(content) // 2, content.index(b"seed=0") + len("seed=")):
         damaged = bytearray(content)

@@ -130,7 +130,7 @@ def _columns(coefficients: Tensor, x: Tensor) -> Sequence[Tensor]:
     return [c.reshape(-1, *[1] * (x.dim() - 2)) for c in channels.unbind(-1)]
 
 
-class Formula(nn.Module):
+class FormulaActivation(nn.Module):
     """A module that applies a function of x and of coefficients over {identity, relu, tanh}."""
 
     def __init__(self, function: Callable[[Tensor, Tensor], Tensor], groups: int) -> None:
@@ -156,11 +156,11 @@ CONTENDERS = {
     "relu": Contender("ReLU", lambda groups, channels: nn.ReLU()),
     "gelu": Contender("GELU", lambda groups, channels: nn.GELU()),
     "prelu": Contender("PReLU", lambda groups, channels: nn.PReLU(1 if groups == 1 else channels)),
-    "plain": Contender("hull, plain PyTorch", lambda groups, channels: Formula(plain, groups)),
-    "stacked": Contender("hull, stacked", lambda groups, channels: Formula(stacked, groups)),
+    "plain": Contender("hull, plain PyTorch", lambda groups, channels: FormulaActivation(plain, groups)),
+    "stacked": Contender("hull, stacked", lambda groups, channels: FormulaActivation(stacked, groups)),
     "compiled": Contender(
         "hull, torch.compile",
-        lambda groups, channels: Formula(torch.compile(plain, fullgraph=True, dynamic=False), groups),
+        lambda groups, channels: FormulaActivation(torch.compile(plain, fullgraph=True, dynamic=False), groups),
         needs_compiler=True,
     ),
     "hullo": Contender("hull, hullo", lambda groups, channels: AffineHull(*THREE, groups=groups)),

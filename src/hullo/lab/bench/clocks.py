@@ -16,7 +16,7 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 
-class Clock:
+class Timer:
     """Measures on a CPU, by wall-clock time; has the default sizes and dtypes of the device."""
 
     file_stem = "cpu"
@@ -43,7 +43,7 @@ class Clock:
         return None
 
 
-class CudaClock(Clock):
+class CudaTimer(Timer):
     """Time between CUDA events.
 
     The device is kept busy while the first commands are queued: an interval then contains the work of the device, and
@@ -131,7 +131,7 @@ def take_turns(
     return taken
 
 
-def clock_for(device: str | None) -> Clock:
+def clock_for(device: str | None) -> Timer:
     """Return the clock of a device, by default of a GPU if available."""
     chosen = choose_device(device)
-    return (CudaClock if chosen.type == "cuda" else Clock)(chosen)
+    return (CudaTimer if chosen.type == "cuda" else Timer)(chosen)

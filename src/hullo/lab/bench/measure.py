@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from hullo._compat import is_out_of_memory
 from hullo.lab.bench.cases import CONTENDERS, Case
-from hullo.lab.bench.clocks import Clock, Step, Timing, take_turns, wall_laps
-from hullo.lab.bench.results import Row
+from hullo.lab.bench.clocks import Step, Timer, Timing, take_turns, wall_laps
+from hullo.lab.bench.results import Measurement
 from hullo.lab.progress import Progress
 from hullo.lab.spec.environment import Environment
 
@@ -66,15 +66,17 @@ def held_bytes(module: nn.Module, x: Tensor) -> int:
 class Bench:
     """The settings of a session: what to measure, the clock, the repeats, and where progress is shown."""
 
-    clock: Clock
+    clock: Timer
     environment: Environment
     activations: Sequence[str]
     repeats: int
     progress: Progress
 
-    def run(self, cases: Sequence[Case]) -> Iterator[list[Row]]:
+    def run(self, cases: Sequence[Case]) -> Iterator[list[Measurement]]:
         """Yield the rows of each case and of the overhead; what does not fit into memory is skipped with a note."""
-        parts: dict[str, Callable[[], list[Row]]] = {str(case): functools.partial(self.eager, case) for case in cases}
+        parts: dict[str, Callable[[], list[Measurement]]] = {
+            str(case): functools.partial(self.eager, case) for case in cases
+        }
         parts["overhead of a call"] = self.overhead
         for index, (name, measure) in enumerate(parts.items()):
             self.progress.start_step(name, index, len(parts))
@@ -86,7 +88,7 @@ class Bench:
                 self.progress.note(f"not enough memory; not measured: {name}")
             torch.cuda.empty_cache()
 
-    def eager(self, case: Case) -> list[Row]:
+    def eager(self, case: Case) -> list[Measurement]:
         """Measure eager calls, and a large copy between them, whose bandwidth gives the floor."""
         clock = self.clock
         inputs = self._draw(case, min(INPUTS, math.ceil(2 * clock.cache_bytes / case.input_bytes)))
@@ -103,7 +105,7 @@ class Bench:
         bandwidth = 2 * source.nbytes / Timing.of([seconds for (seconds,) in laps.pop("copy")]).median
         return [row for name in laps for row in self._rows("eager", case, name, laps[name], bandwidth, held[name])]
 
-    def overhead(self) -> list[Row]:
+    def overhead(self) -> list[Measurement]:
         """Measure the Python overhead: the wall-clock time of calls on tiny inputs."""
         inputs = self._draw(TINY, CALLS)
         modules = self._modules(TINY, inputs[:1])
@@ -153,13 +155,13 @@ class Bench:
         laps: Sequence[Laps],
         bandwidth: float | None = None,
         held: int | None = None,
-    ) -> Iterator[Row]:
+    ) -> Iterator[Measurement]:
         forward, backward = zip(*laps, strict=True)
         both = [sum(pair) for pair in laps]
         for direction, seconds in (("forward", forward), ("backward", backward), ("both", both)):
             median, p10, p90 = (1e3 * value for value in Timing.of(seconds))
             moved = MOVED[direction] * case.input_bytes
-            yield Row(
+            yield Measurement(
                 **asdict(self.environment),
                 kind=kind,
                 shape="x".join(map(str, case.shape)),

@@ -28,7 +28,7 @@ TICKS = (0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 7.0, 10.0, 20.0, 30.0, 50.0, 70.0, 1
 
 
 @dataclass(frozen=True)
-class Row(Environment):
+class Measurement(Environment):
     """One measurement.
 
     kind is "eager" or "overhead" (the time of Python, on a tiny input); direction is "forward", "backward" (for x and
@@ -68,11 +68,11 @@ class Row(Environment):
         return math.nan if self.held_bytes is None else self.held_bytes / self.case.input_bytes
 
 
-COLUMNS = tuple(field.name for field in fields(Row))
+COLUMNS = tuple(field.name for field in fields(Measurement))
 _PARSERS = {"int": int, "float": float, "int | None": int, "float | None": float, "str": str}
 
 
-def write_rows(path: Path, rows: Iterable[Row]) -> None:
+def write_rows(path: Path, rows: Iterable[Measurement]) -> None:
     """Write rows to a CSV file, replacing it."""
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
@@ -80,15 +80,16 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
         writer.writerows({name: _format(value) for name, value in asdict(row).items()} for row in rows)
 
 
-def read_rows(path: Path) -> list[Row]:
-    """Read the rows of a file; raise a ValueError if a column of :class:`Row` is missing."""
+def read_rows(path: Path) -> list[Measurement]:
+    """Read the rows of a file; raise a ValueError if a column of :class:`Measurement` is missing."""
     with path.open(encoding="utf-8", newline="") as file:
         reader = csv.DictReader(file)
         missing = set(COLUMNS) - set(reader.fieldnames or ())
         if missing:
             raise ValueError(f"{path} lacks the columns {', '.join(sorted(missing))}; measure again with: hullo bench")
         return [
-            Row(**{field.name: _parse(line[field.name], str(field.type)) for field in fields(Row)}) for line in reader
+            Measurement(**{field.name: _parse(line[field.name], str(field.type)) for field in fields(Measurement)})
+            for line in reader
         ]
 
 
@@ -103,7 +104,7 @@ def _parse(text: str, kind: str) -> Any:
 class Results:
     """Rows of one kind, by case, activation and direction."""
 
-    def __init__(self, rows: Iterable[Row], kind: str) -> None:
+    def __init__(self, rows: Iterable[Measurement], kind: str) -> None:
         self.rows = {(row.case, row.activation, row.direction): row for row in rows if row.kind == kind}
         self.cases = list(dict.fromkeys(case for case, _, _ in self.rows))
         self.activations = list(dict.fromkeys(activation for _, activation, _ in self.rows))
@@ -115,7 +116,7 @@ class Results:
         elements = max((math.prod(case.shape) for case in flat), default=0)
         return [case for case in flat if math.prod(case.shape) == elements]
 
-    def get(self, case: Case, activation: str, direction: str) -> Row | None:
+    def get(self, case: Case, activation: str, direction: str) -> Measurement | None:
         return self.rows.get((case, activation, direction))
 
     def _number(self, name: str, case: Case, activation: str, direction: str) -> float:
@@ -136,7 +137,7 @@ class Results:
         return self._number("inputs_held", case, activation, "forward")
 
 
-def terminal_tables(rows: Sequence[Row]) -> list[Table]:
+def terminal_tables(rows: Sequence[Measurement]) -> list[Table]:
     """Return a table per kind and case: milliseconds, multiples of the floor and of GELU, and inputs held."""
     return [
         _terminal_table(results, case, kind)
@@ -175,7 +176,7 @@ def number(value: float) -> str:
     return f"{value:.{max(0, digits)}f}"
 
 
-def draw_chart(rows: Sequence[Row], path: Path, *, dark: bool = False) -> None:
+def draw_chart(rows: Sequence[Measurement], path: Path, *, dark: bool = False) -> None:
     """Draw multiples of the bandwidth floor on the largest input, a panel per dtype, with 10th to 90th percentiles.
 
     The axis is logarithmic: 1.0 and 1.5 are distinguishable, however slow the slowest is. With `dark`, also write an

@@ -40,7 +40,7 @@ def bench(
     from hullo.lab.bench.cases import CONTENDERS, DTYPES, make_cases, parse_names, parse_sizes
     from hullo.lab.bench.clocks import clock_for
     from hullo.lab.bench.measure import Bench
-    from hullo.lab.bench.results import Row, draw_chart, terminal_tables, write_rows
+    from hullo.lab.bench.results import Measurement, draw_chart, terminal_tables, write_rows
     from hullo.lab.files import make_directory
     from hullo.lab.progress import Progress
     from hullo.lab.spec.environment import environment
@@ -54,7 +54,7 @@ def bench(
         names = parse_names(activations, CONTENDERS, "activation")
         if output:
             make_directory(output)
-    rows: list[Row] = []
+    rows: list[Measurement] = []
     with (
         report_write_errors(output) if output else nullcontext(),
         Progress(console(), quiet=quiet) as progress,

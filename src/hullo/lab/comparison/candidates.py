@@ -15,7 +15,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 import hullo
 from hullo._compat import is_out_of_memory
 from hullo.lab.comparison.decision import ORIGINAL
-from hullo.lab.networks.own import apply_activation
+from hullo.lab.networks.own_network import apply_activation
 from hullo.lab.recorder import find_layers
 from hullo.lab.spec.activation import PRELU, ActivationSpec
 from hullo.population import Population

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hullo.lab.comparison.data import Data, read_data
 from hullo.lab.comparison.task import as_input
-from hullo.lab.data.own import open_data
+from hullo.lab.data.own_data import open_data
 from hullo.lab.data.release import DataError
 from hullo.lab.networks import OwnNetwork
 from hullo.lab.spec.activation import ActivationSpec
@@ -53,7 +53,7 @@ def open_files(
     Args:
         path: the folder or file.
         target: the name of the column to predict; the last one by default.
-        image_size: as in :func:`hullo.lab.data.own.open_data`.
+        image_size: as in :func:`hullo.lab.data.own_data.open_data`.
         regress: read whole numbers as targets of regression.
     """
     path = Path(path)

@@ -9,7 +9,7 @@ import torch
 
 from hullo.lab.data import cifar10, fashion_mnist, sample
 from hullo.lab.data.dataset import Dataset
-from hullo.lab.data.own import open_data
+from hullo.lab.data.own_data import open_data
 from hullo.lab.data.release import Copy, DataError, data_root
 
 RELEASES = {module.RELEASE.name: module.RELEASE for module in (fashion_mnist, cifar10, sample)}

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from hullo.lab.networks.alexnet import AlexNet
 from hullo.lab.networks.kerasnet import KerasNet
 from hullo.lab.networks.lenet5 import LeNet5
-from hullo.lab.networks.own import OwnNetwork
+from hullo.lab.networks.own_network import OwnNetwork
 from hullo.lab.networks.resnet56 import ResNet
 from hullo.lab.spec.activation import ActivationSpec
 
 
 @dataclass(frozen=True)
-class Task:
+class DataShape:
     """The inputs and outputs of a network: square images, classes.
 
     Samples that are not square images have the size 0; `in_channels` is then the length of their first dimension.
@@ -115,4 +115,4 @@ def check_size(name: str, image_size: int) -> None:
         raise ValueError(f"image_size={image_size}: {name} needs images of at least {smallest} pixels per side")
 
 
-__all__ = ["NETWORKS", "OWN", "Entry", "OwnNetwork", "Task", "build", "check_size", "register"]
+__all__ = ["NETWORKS", "OWN", "DataShape", "Entry", "OwnNetwork", "build", "check_size", "register"]

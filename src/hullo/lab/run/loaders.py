@@ -14,7 +14,7 @@ from hullo.lab.data import Dataset, ilsvrc2012
 from hullo.lab.data.augment import draw_moves, draw_order
 from hullo.lab.data.release import DataError
 from hullo.lab.distributed import SINGLE_PROCESS, World  # noqa: F401 (in an example)
-from hullo.lab.networks import Task
+from hullo.lab.networks import DataShape
 from hullo.lab.run.loop import Batch, Batches
 from hullo.lab.spec.recipes import STREAMED, Augmentation
 from hullo.lab.spec.run_spec import Spec
@@ -30,7 +30,7 @@ EVAL_BATCH_SIZE = 250
 class Loader(Batches, Protocol):
     """Interface of loaders of labeled samples; shapes of batches depend only on the number of samples."""
 
-    task: Task
+    task: DataShape
     eval_sizes: dict[str, int]  # images to evaluate on: "test", and perhaps "val"
     is_complete: bool  # whether the loader has all images of the data set
     example: Tensor  # two samples as inputs of a network, on the CPU
@@ -81,7 +81,7 @@ class InMemoryLoader:
             raise ValueError(f"augment={augmentation}: the samples of {dataset.name} are not images; give none")
         channels, *sides = dataset.train_images.shape[1:]
         side = sides[0] if dataset.holds_images and sides[0] == sides[1] else 0
-        self.task = Task(channels, side, len(dataset.classes))
+        self.task = DataShape(channels, side, len(dataset.classes))
         self.example = _scale_images(dataset.train_images[:2].cpu())
         self.device = dataset.train_images.device
         self.count = len(dataset.train_labels)
@@ -138,7 +138,7 @@ class StreamingLoader:
         )
         released = self.train.labels, self.val.labels[self.val_indices]
         self.train_labels, self.val_labels = (torch.searchsorted(classes, labels).to(device) for labels in released)
-        self.task = Task(3, ilsvrc2012.CROP, len(classes))
+        self.task = DataShape(3, ilsvrc2012.CROP, len(classes))
         self.mean = pack.mean.to(device)
         self.example = torch.zeros(2, 3, ilsvrc2012.CROP, ilsvrc2012.CROP)
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hullo.lab import networks
 from hullo.lab.files import atomic_write, checksum, read_safetensors
-from hullo.lab.networks import Task
+from hullo.lab.networks import DataShape
 from hullo.lab.run.loop import Loop
 from hullo.lab.spec.run_spec import Spec
 
@@ -59,7 +59,7 @@ class ChosenEpochs:
 
 
 def save_weights(
-    path: Path, spec: Spec, task: Task, network: nn.Module, example: Tensor | None = None, epoch: int | None = None
+    path: Path, spec: Spec, task: DataShape, network: nn.Module, example: Tensor | None = None, epoch: int | None = None
 ) -> None:
     """Save the state dict of a network after an epoch, by default the last."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ def load_network(path: str | os.PathLike[str], network: str | None = None) -> nn
         >>> from tempfile import TemporaryDirectory
         >>> from hullo.lab import networks
         >>> from hullo.lab.spec.run_spec import Spec
-        >>> spec, task = Spec("lenet5", "cifar10", "affine(identity,relu)"), networks.Task(3, 32, 10)
+        >>> spec, task = Spec("lenet5", "cifar10", "affine(identity,relu)"), networks.DataShape(3, 32, 10)
         >>> with TemporaryDirectory() as folder:
         ...     path = Path(folder, "lenet5.safetensors")
         ...     save_weights(path, spec, task, networks.build("lenet5", activation=spec.activation))
@@ -116,7 +116,7 @@ def load_network(path: str | os.PathLike[str], network: str | None = None) -> nn
     if saved not in (None, checksum(tensors, json.dumps(metadata, sort_keys=True))):
         raise ValueError(f"{path} is damaged: it is not as it was saved; restore it, or train the network again")
     try:
-        spec, sizes = Spec.parse(metadata["spec"]), asdict(Task(**json.loads(metadata["task"])))
+        spec, sizes = Spec.parse(metadata["spec"]), asdict(DataShape(**json.loads(metadata["task"])))
         if spec.is_own_network:
             _find_own(spec.network, network)
         dtype, *shape = json.loads(metadata.get("example", '[""]'))

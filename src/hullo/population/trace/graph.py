@@ -14,7 +14,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor, fx, nn
 
 from hullo.gating import GatedHull
-from hullo.population.sites import Site
+from hullo.population.sites import ActivationSite
 from hullo.population.trace.export import LoweringError, at_source, export
 from hullo.population.trace.in_place import Rewriter
 
@@ -73,7 +73,9 @@ class Graph:
     rates: Mapping[fx.Node, Mapping[int, Tensor]] = field(default_factory=dict)
 
 
-def read_graph(network: nn.Module, sites: Sequence[Site], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
+def read_graph(
+    network: nn.Module, sites: Sequence[ActivationSite], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Graph:
     """Trace a network on example inputs and return its graph; a LoweringError says what cannot be traced, and where.
 
     The graph is valid only for inputs of the same shapes and for the current modes.
@@ -160,7 +162,7 @@ def _remove_unused(node: fx.Node, name: str) -> None:
     node.graph.erase_node(node)
 
 
-def _with_placeholders(network: nn.Module, sites: Sequence[Site]) -> nn.Module:
+def _with_placeholders(network: nn.Module, sites: Sequence[ActivationSite]) -> nn.Module:
     """Replace the forward of modules at sites, and of others that cannot be traced."""
     modules = [network.get_submodule(site.path) for site in sites]
     places = Counter(map(id, modules))

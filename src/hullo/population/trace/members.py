@@ -21,7 +21,7 @@ from hullo._compat import are_transforms_active, without_saved_tensor_hooks
 from hullo.population.members import Kind, fork_rng
 from hullo.population.rules import arguments
 from hullo.population.rules.recurrent import OPERATORS
-from hullo.population.sites import Site
+from hullo.population.sites import ActivationSite
 from hullo.population.trace.export import LoweringError, at_source
 from hullo.population.trace.graph import Graph, read_graph
 from hullo.population.values import Value
@@ -41,7 +41,7 @@ RATES: dict[Any, int] = {
 
 def read_members(
     member: Callable[[int], nn.Module],
-    sites: Sequence[Site],
+    sites: Sequence[ActivationSite],
     kinds: Sequence[Kind],
     device: torch.device,
     examples: Sequence[Any],

@@ -17,7 +17,7 @@ from matplotlib.lines import Line2D
 
 from hullo.lab.analysis.experiments import Experiment
 from hullo.lab.analysis.figures.labels import Label, merge, place_labels
-from hullo.lab.analysis.figures.learned import Learned, Pair, find_learned, spell_seeds, spell_span
+from hullo.lab.analysis.figures.learned import LearnedCoefficients, Pair, find_learned, spell_seeds, spell_span
 from hullo.lab.analysis.figures.style import (
     FAINT,
     GRAY,
@@ -64,7 +64,7 @@ def _draw_paths(pair: Pair, title: str) -> Figure:
     figure = Figure(figsize=(WIDTH, 0.7 + (WIDTH - 0.4) / 2 * len(kinds)), layout=room)
     entitle(figure, title)
     panels = figure.subplots(len(kinds), 2, squeeze=False)
-    shown: list[tuple[Axes, Learned, list[Label]]] = []
+    shown: list[tuple[Axes, LearnedCoefficients, list[Label]]] = []
     epochs = Normalize(0, max(len(run.paths) for run in pair.runs.values()) - 1)
     for kind, (whole, close) in zip(kinds, panels, strict=True):
         run = pair.runs[kind]
@@ -103,7 +103,7 @@ def _draw_paths(pair: Pair, title: str) -> Figure:
     return figure
 
 
-def _draw_run(panel: Axes, run: Learned, epochs: Normalize) -> None:
+def _draw_run(panel: Axes, run: LearnedCoefficients, epochs: Normalize) -> None:
     places = project(run.paths)  # (1 + epochs, layers, 2)
     few = run.layers <= MANY
     for layer in range(run.layers):
@@ -118,7 +118,7 @@ def _draw_run(panel: Axes, run: Learned, epochs: Normalize) -> None:
         panel.plot(*places[-1, layer], **END if few else END | {"markerfacecolor": shade(layer, run.layers)}, zorder=4)
 
 
-def _numbers(run: Learned) -> list[Label]:
+def _numbers(run: LearnedCoefficients) -> list[Label]:
     """Return labels with the numbers of layers at the ends of their paths, preferably in the path's direction."""
     start, end = project(run.paths[[0, -1]])
     sides = (end - start) / np.maximum(np.linalg.norm(end - start, axis=1, keepdims=True), 1e-9)
@@ -154,7 +154,7 @@ def _draw_over_epochs(pair: Pair, title: str) -> Figure:
     return figure
 
 
-def _draw_lines(panel: Axes, run: Learned, base: int) -> None:
+def _draw_lines(panel: Axes, run: LearnedCoefficients, base: int) -> None:
     for bound in (0.0, 1.0):
         # an artist, not a line of the panel: it is to be seen where it is in view, and not to widen the view
         line = Line2D([0, 1], [bound] * 2, transform=panel.get_yaxis_transform(), color=FAINT, linewidth=0.8, zorder=0)

@@ -16,7 +16,7 @@ from hullo.modules import HULLS
 
 
 @dataclass(frozen=True)
-class Learned:
+class LearnedCoefficients:
     """The coefficients of one run up to an epoch: `paths` is (1 + epochs, layers, bases), the start first.
 
     With one activation per channel these are the means over channels; `channels` then holds, if the run ended with that
@@ -43,7 +43,7 @@ class Pair:
 
     about: str  # what the rows have in their parentheses, or "prelu"
     bases: tuple[str, ...]
-    runs: Mapping[str, Learned]
+    runs: Mapping[str, LearnedCoefficients]
 
     @property
     def of_channels(self) -> str:
@@ -56,7 +56,7 @@ def find_learned(experiment: Experiment, seed: int | None = None) -> list[Pair]:
 
     Coefficients are those up to the epoch of the experiment's reading.
     """
-    pairs: dict[str, dict[str, Learned]] = {}
+    pairs: dict[str, dict[str, LearnedCoefficients]] = {}
     for row in experiment.accuracies:
         kind = row if row == str(PRELU) else ActivationSpec.parse(row).kind
         about = row.partition("(")[2].removesuffix(")") or row
@@ -68,7 +68,7 @@ def find_learned(experiment: Experiment, seed: int | None = None) -> list[Pair]:
             ended = epoch == own.spec.epochs
             channels = [np.array(layer, dtype=float) for layer in own.channels] if ended else []
             names = layer_names(own.spec.network, paths.shape[1], own.layers)
-            pairs.setdefault(about, {})[kind] = Learned(own, paths, channels, names)
+            pairs.setdefault(about, {})[kind] = LearnedCoefficients(own, paths, channels, names)
     order = (*HULLS, str(PRELU))
     return [
         Pair(about, tuple(next(iter(runs.values())).record.bases), {kind: runs[kind] for kind in order if kind in runs})
