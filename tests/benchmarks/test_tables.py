@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hullo.lab.bench.results import Row, write_rows
+from hullo.lab.bench.results import Measurement, write_rows
 from hullo.lab.spec.environment import environment
 
 ROOT = Path(__file__).parents[2]
@@ -12,7 +12,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 import peer_rows  # noqa: E402
 from tables import make_table  # noqa: E402
 
-ROW = Row(
+ROW = Measurement(
     **vars(environment("a machine", "abc")),
     kind="eager",
     shape="1024",

@@ -20,7 +20,7 @@ from cuda_steps import assert_replayed, count_kernels
 from hullo.lab.spec.activation import ActivationSpec
 from hullo.population import kernels
 from hullo.population.activations import CODES, Activations
-from hullo.population.sites import Activation, Site
+from hullo.population.sites import Activation, ActivationSite
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -53,7 +53,7 @@ def build(rows: list[str], widths: list[int]) -> Activations:
     sites = []
     for number, width in enumerate(widths):
         modules = [ActivationSpec.parse(row).module(width) for row in rows]
-        sites.append(Site(str(number), [found for module in modules if (found := Activation.of(module))]))
+        sites.append(ActivationSite(str(number), [found for module in modules if (found := Activation.of(module))]))
     made = Activations(sites, len(rows), torch.float32).to(DEVICE)
     made.slopes = None  # the kernel gets those of PReLU in the table of raw numbers
     return made
@@ -236,7 +236,9 @@ def test_frozen_rows_have_coefficients_and_no_gradient() -> None:
     hulls = [ActivationSpec.parse(row).module(1) for row in EVERY]
     activations = [found for hull in hulls if (found := Activation.of(hull.requires_grad_(False)))]
     learned = [found for row in EVERY[:3] if (found := Activation.of(ActivationSpec.parse(row).module(1)))]
-    layers = Activations([Site("0", [*activations, *learned])], len(activations) + 3, torch.float32).to(DEVICE)
+    layers = Activations([ActivationSite("0", [*activations, *learned])], len(activations) + 3, torch.float32).to(
+        DEVICE
+    )
     with torch.no_grad():
         layers.fixed.copy_(torch.where(layers.codes < 0, torch.rand(layers.fixed.shape, device=DEVICE), 0.0))
     kept, pulled, _ = check(layers, torch.randn(len(order(layers)), len(layers.bases)))
