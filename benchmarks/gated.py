@@ -14,11 +14,11 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from clocks import Step
 from harness import Harness, ratios
 from torch import Tensor, nn
 
 import hullo
-from hullo.lab.bench.clocks import Step
 
 SHAPES = ((4096, 11008), (32768, 11008), (4096, 14336), (32768, 14336))
 HIDDEN = 4096

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from clocks import Step, Timer, Timing, clock_for, take_turns
 
-from hullo.lab.bench.clocks import Step, Timer, Timing, clock_for, take_turns
 from hullo.lab.spec.environment import Environment, environment
 from hullo.population.graphs import pause_collection
 

@@ -16,12 +16,12 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from clocks import Step
 from harness import Harness, capture_steps, ratios
 from torch import nn
 
 import hullo
 from hullo.lab import networks
-from hullo.lab.bench.clocks import Step
 from hullo.lab.networks.resnet56 import ResNet
 from hullo.population import SGD, Population
 

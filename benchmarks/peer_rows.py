@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from hullo.lab.bench.results import number
+from rows import number, read_rows
+
 from hullo.lab.spec.environment import Environment
 
 SINGLE = ("graph", "graph, channels last", "compile", "compile, graph")
 """Contenders of one network, which are measured once: K networks take K times as long."""
-_KINDS = {"str": str, "int": int, "float": float, "bool": "1".__eq__}
 MARK = "†"
 """Marks a peer that was measured with another commit, or another number of threads, than hullo beside it."""
 
@@ -40,13 +40,7 @@ class PeerRow(Environment):
 
 def read_peers(path: Path) -> list[PeerRow]:
     """Return the rows of a file, none if it is not there."""
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        lines = list(csv.DictReader(file))
-    return [
-        PeerRow(**{item.name: _KINDS[str(item.type)](line[item.name]) for item in fields(PeerRow)}) for line in lines
-    ]
+    return read_rows(path, PeerRow) if path.exists() else []
 
 
 def read_measured(path: Path) -> list[PeerRow]:

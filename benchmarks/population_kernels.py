@@ -19,6 +19,7 @@ from unittest import mock
 
 import torch
 import torch.nn.functional as F
+from clocks import Step, Timing, take_turns
 from harness import Harness, capture_steps
 from torch import Tensor
 
@@ -26,7 +27,6 @@ import hullo
 from hullo.functional import apply
 from hullo.kernels import CombineSpec
 from hullo.lab import networks
-from hullo.lab.bench.clocks import Step, Timing, take_turns
 from hullo.lab.data import ilsvrc2012
 from hullo.lab.data.augment import draw_moves, draw_order
 from hullo.parametrizations import get_parametrization

@@ -58,7 +58,7 @@ print("loaded:", *sys.modules)
 """
     loaded = python(code).stdout.partition("loaded:")[2].split()
     assert "hullo.lab.spec.records" in loaded
-    unwanted = ("data", "networks", "run", "bench", "analysis.figures", "analysis.report")
+    unwanted = ("data", "networks", "run", "analysis.figures", "analysis.report")
     packages = ("hullo.population", "matplotlib", *(f"hullo.lab.{name}" for name in unwanted))
     assert not [name for name in loaded if name.startswith(packages)]
 

@@ -16,8 +16,8 @@ FORBIDDEN = {
     "hullo": ("hullo.population", "hullo.keras", "hullo.lab"),
     "hullo.population": ("hullo.keras", "hullo.lab"),
     "hullo.keras": ("hullo.population", "hullo.lab"),
-    "hullo.lab.spec": (*ENGINE, "hullo.lab.analysis", "hullo.lab.bench", "hullo.lab.cli"),
-    "hullo.lab.data": ("hullo.lab.run", "hullo.lab.networks", "hullo.lab.analysis", "hullo.lab.bench", "hullo.lab.cli"),
+    "hullo.lab.spec": (*ENGINE, "hullo.lab.analysis", "hullo.lab.cli"),
+    "hullo.lab.data": ("hullo.lab.run", "hullo.lab.networks", "hullo.lab.analysis", "hullo.lab.cli"),
     "hullo.lab.networks": (
         "hullo.population",
         "hullo.lab.run",
@@ -25,10 +25,9 @@ FORBIDDEN = {
         "hullo.lab.analysis",
         "hullo.lab.cli",
     ),
-    "hullo.lab.run": ("hullo.lab.analysis", "hullo.lab.bench", "hullo.lab.cli", "hullo.lab.comparison"),
+    "hullo.lab.run": ("hullo.lab.analysis", "hullo.lab.cli", "hullo.lab.comparison"),
     "hullo.lab.analysis": (*ENGINE, "hullo.lab.cli", "hullo.lab.comparison"),
-    "hullo.lab.comparison": ("hullo.lab.bench", "hullo.lab.cli"),
-    "hullo.lab.bench": ("hullo.lab.run", "hullo.lab.data", "hullo.lab.cli"),
+    "hullo.lab.comparison": ("hullo.lab.cli",),
 }
 """Packages that a package must not import, neither at the top of a file nor inside a function."""
 START = ("hullo.__main__",)

@@ -36,11 +36,11 @@ from pages.studies import changes_part, study_part
 from hullo.lab.analysis.experiments import Experiment, experiments
 from hullo.lab.analysis.sources import longest_of_columns, read_records
 from hullo.lab.analysis.tables.markdown import detailed_tables, overview_table
-from hullo.lab.bench.results import draw_chart, read_rows
 from hullo.lab.spec.records import Record
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-from tables import TABLES, make_table
+from activation_rows import draw_chart
+from tables import TABLES, make_table, read_activations
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("*.md", "docs/**/*.md", "benchmarks/*.md")
@@ -106,7 +106,7 @@ FILES: dict[str, Callable[[Path], str]] = {
     "output-end": lambda path: _show_comparison("\n\n".join(path.read_text().strip().split("\n\n")[-2:])),
 }
 """Blocks that are made from one file of results: runs of a study, swapped models, and what a command wrote."""
-CHARTS = ("cpu", "gpu_flat")
+CHARTS = ("gpu_flat",)
 """Files of rows in benchmarks/results that have a chart."""
 OPTIONAL = {"imagewoof", "controls", "control-gains"}
 """Parts that are empty if there is nothing to say."""
@@ -174,7 +174,7 @@ def main(arguments: Sequence[str], root: Path = ROOT) -> str | None:
     if "--check" not in arguments:
         for path in (root / "benchmarks" / "results").glob("*.csv"):
             if path.stem in CHARTS:
-                draw_chart(read_rows(path), path.with_suffix(".png"), dark=True)
+                draw_chart(read_activations(path), path)
     return None
 
 

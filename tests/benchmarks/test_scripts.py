@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from hullo.lab.bench.clocks import Timing, take_turns
-
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.append(str(BENCHMARKS))
+from clocks import Timing, take_turns  # noqa: E402
 from harness import Harness, ratios  # noqa: E402
 
 SCRIPTS = {
+    "activations": ("--sizes", "64", "--activations", "relu", "hullo", "--kinds", "overhead"),
     "fold": (),
     "gated": (),
     "network_step": ("resnet56",),

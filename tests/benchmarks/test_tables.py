@@ -1,18 +1,19 @@
+import csv
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-from hullo.lab.bench.results import Measurement, write_rows
 from hullo.lab.spec.environment import environment
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
 import peer_rows  # noqa: E402
+from activation_rows import ActivationRow  # noqa: E402
 from tables import make_table  # noqa: E402
 
-ROW = Measurement(
+ROW = ActivationRow(
     **vars(environment("a machine", "abc")),
     kind="eager",
     shape="1024",
@@ -40,7 +41,10 @@ def folder(tmp_path):
                 for direction, ms in (("forward", 2.0), ("backward", 4.0), ("both", 6.0)):
                     row = replace(ROW, kind=kind, shape=shape, groups=groups, activation=name, direction=direction)
                     rows.append(replace(row, median_ms=ms * scale, kernels=len(direction) // 7))
-    write_rows(tmp_path / "cpu.csv", rows)
+    with (tmp_path / "cpu.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(asdict(ROW)), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(map(asdict, rows))
     return tmp_path
 
 

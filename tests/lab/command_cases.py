@@ -32,7 +32,6 @@ PRELOADED = (
     "analysis.figures",
     "analysis.report",
     "run.local",
-    "bench.measure",
     "data.fetch",
 )
 TRAIN = ("train", "lenet5", "fashion-mnist-sample", "--device", "cpu", "--epochs", "1", "--output", "new", "--quiet")
@@ -63,7 +62,6 @@ CASES = {
     "data check": Case(("data", "check", "cifar10"), "hullo.lab.data.release.Copy.flaws"),
     "data fetch": Case(FETCH, "hullo.lab.data.fetch.urlopen"),
     "data fetch waits": Case(FETCH, "hullo.lab.files.check_stop", lock="data/.cifar10.lock"),
-    "bench": Case(("bench", "--device", "cpu", "--sizes", "64", "--quiet"), "hullo.lab.bench.measure.Bench.run"),
     "train loads": Case(TRAIN, "hullo.lab.data.load"),
     "train waits": Case(TRAIN, "hullo.lab.files.check_stop", lock="new/.records.lock"),
     "train waits terminated": Case(

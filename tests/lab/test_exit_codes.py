@@ -16,7 +16,6 @@ from made_records import make_record
 TRAIN = ("train", "lenet5", "fashion-mnist-sample", "--device", "cpu", "--epochs", "1")
 REPRODUCE = ("reproduce", "lenet5/fashion-mnist-sample", "--activation", "relu", "--seeds", "1", *TRAIN[3:])
 RAY = ("reproduce", "lenet5/fashion-mnist-sample", "--engine", "ray")
-BENCH = ("bench", "--device", "cpu", "--sizes", "512", "--activations", "relu", "--repeats", "3")
 
 
 @pytest.fixture(autouse=True)
@@ -54,11 +53,6 @@ USAGE_ERRORS = {
     (*TRAIN, "--device", "tpu"): "unknown device 'tpu'",
     ("table", "sound", "--experiment", "lenet5/mnist"): "lenet5/mnist",
     ("figures", "sound", "--only", "histogram"): "unknown figure 'histogram'",
-    ("bench", "--device", "tpu"): "unknown device 'tpu'",
-    ("bench", "--device", "meta"): "device 'meta' is not supported",
-    ("bench", "--device", "cuda:99"): "device 'cuda:99'",
-    ("bench", "--dtypes", "int8"): "unknown dtype 'int8'; available: float32",
-    ("bench", "--activations", "swish"): "unknown activation 'swish'; available: relu, gelu",
     ("data", "fetch", "nope"): "unknown data set 'nope'",
     ("data", "check", "nope"): "unknown data set 'nope'",
     ("data", "pack", "nope"): "cannot pack 'nope'",
@@ -71,7 +65,6 @@ USAGE_ERRORS = {
     (*REPRODUCE, "--val-size", "many"): "a fraction below 1",
     ("table", "sound", "--epoch", "9"): "9",
     ("figures", "sound", "--seed", "9"): "no run has seed 9",
-    ("bench", "--sizes", "huge"): "invalid size 'huge'",
     # images that are too small for a network
     ("train", "alexnet", "fashion-mnist-sample"): "image_size=28: alexnet needs images of at least 39",
     ("reproduce", "lenet5/fashion-mnist-sample", "alexnet/fashion-mnist-sample"): "image_size=28: alexnet",
@@ -96,7 +89,6 @@ USAGE_ERRORS = {
     ("figures", "sound", "--output", "taken"): "cannot write to taken",
     ("report", "sound", "--output", "taken/page.html"): "taken",
     ("report", "sound", "--output", "sound"): "sound",
-    (*BENCH, "--output", "taken"): "cannot write to taken: a file of that name",
     ("data", "fetch", "cifar10", "--data", "taken"): "taken",
 }
 
@@ -104,7 +96,7 @@ USAGE_ERRORS = {
 @pytest.mark.parametrize("command", USAGE_ERRORS, ids=" ".join)
 def test_usage_errors_exit_with_2_without_side_effects(command: tuple[str, ...]) -> None:
     before = everything()
-    output = ("--output", "new") if "--output" not in command and command[0] in ("train", "reproduce", "bench") else ()
+    output = ("--output", "new") if "--output" not in command and command[0] in ("train", "reproduce") else ()
     result = invoke(*command, *output)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith("hullo: ")
@@ -141,7 +133,6 @@ def test_missing_data_exit_with_1(command: tuple[str, ...]) -> None:
         (*REPRODUCE, "--output", "new"),
         ("figures", "--only", "pipeline", "--output", "new"),
         ("report", "sound", "--output", "new/page.html"),
-        (*BENCH, "--output", "new"),
     ],
     ids=" ".join,
 )
@@ -151,8 +142,7 @@ def test_full_disk_exits_with_1(command: tuple[str, ...], monkeypatch: pytest.Mo
 
     monkeypatch.setattr("hullo.lab.data.load", tiny_command.load)
     monkeypatch.setattr(os, "fsync", full)
-    monkeypatch.setattr("hullo.lab.bench.results.write_rows", full)
-    result = invoke(*command, *(["--quiet"] if command[0] in ("train", "reproduce", "bench") else []))
+    result = invoke(*command, *(["--quiet"] if command[0] in ("train", "reproduce") else []))
     assert result.exit_code == 1
     assert result.stderr.startswith("hullo: cannot write new")
     assert "No space left on device; " in result.stderr

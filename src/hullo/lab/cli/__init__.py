@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 import hullo
-from hullo.lab.cli.bench import bench
 from hullo.lab.cli.common import Command, Commands
 from hullo.lab.cli.compare import compare
 from hullo.lab.cli.data import data
@@ -27,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Activation functions that learn.",
 )
-for command in (compare, train, reproduce, table, figures, report, bench):
+for command in (compare, train, reproduce, table, figures, report):
     app.command(cls=Command)(command)
 app.add_typer(data, name="data")
 

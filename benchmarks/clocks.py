@@ -1,4 +1,4 @@
-"""Measurement of time and memory: a clock for the CPU, one for CUDA devices, quantiles, contenders that take turns."""
+"""Clocks for the CPU and for CUDA devices, and contenders that take turns."""
 
 from __future__ import annotations
 
@@ -17,11 +17,8 @@ T = TypeVar("T")
 
 
 class Timer:
-    """Measures on a CPU, by wall-clock time; has the default sizes and dtypes of the device."""
+    """Measures on a CPU, by wall-clock time."""
 
-    file_stem = "cpu"
-    default_sizes = "2^24,2^18"
-    default_dtypes = "float32"
     cache_bytes = 2**26
     """Inputs of more than twice this size in total do not stay in a cache."""
     copy_bytes = 2**26
@@ -50,21 +47,18 @@ class CudaTimer(Timer):
     no waiting for Python, whose overhead is measured separately.
     """
 
-    file_stem = "gpu"
-    default_sizes = "2^28,2^18,256x64x56x56/64,32x1920x32x32/60"
-    default_dtypes = "float32,bfloat16,float16"
     copy_bytes = 2**28
     head_start = 2_000_000  # cycles, about a millisecond
 
     def __init__(self, device: torch.device) -> None:
         torch.cuda.set_device(device)
         super().__init__(device)
-        self.cache_bytes = int(torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size)
+        self.cache_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
 
     def laps(self, *steps: Step) -> list[float]:
-        marks = [torch.cuda.Event(enable_timing=True) for _ in range(len(steps) + 1)]  # type: ignore[no-untyped-call]
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(len(steps) + 1)]
         kept = []
-        torch.cuda._sleep(self.head_start)  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(self.head_start)
         marks[0].record()
         for step, mark in zip(steps, marks[1:], strict=True):
             kept.append(step())
@@ -103,29 +97,19 @@ class Timing(NamedTuple):
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Timing:
-        """Summarize times.
-
-        >>> Timing.of([3.0, 1.0, 2.0]).median
-        2.0
-        """
+        """Summarize times."""
         shares = torch.tensor([0.5, 0.1, 0.9], dtype=torch.float64)
         return cls(*torch.tensor(seconds, dtype=torch.float64).quantile(shares).tolist())
 
 
-def take_turns(
-    measurements: Mapping[K, Callable[[int], T]], rounds: int, on_round: Callable[[int], None] = lambda _: None
-) -> dict[K, list[T]]:
+def take_turns(measurements: Mapping[K, Callable[[int], T]], rounds: int) -> dict[K, list[T]]:
     """Run every measurement once per round, in random order, so that disturbances affect all of them.
 
-    Measurements, and `on_round` before them, get the number of the round.
-
-    >>> take_turns({"a": lambda index: index, "b": lambda index: -index}, rounds=3)
-    {'a': [0, 1, 2], 'b': [0, -1, -2]}
+    Measurements get the number of the round.
     """
     taken: dict[K, list[T]] = {name: [] for name in measurements}
     names, order = list(measurements), torch.Generator().manual_seed(0)
     for index in range(rounds):
-        on_round(index)
         for position in torch.randperm(len(names), generator=order).tolist():
             taken[names[position]].append(measurements[names[position]](index))
     return taken
