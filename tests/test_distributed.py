@@ -65,7 +65,9 @@ def learn_together(rank: int, folder: str) -> None:
         torch.save(network.module.state_dict(), f"{folder}/{parametrization}{rank}.pt")
     network = nn.parallel.DistributedDataParallel(plain())
     train(network, x, y)
-    assert hullo.replace_activations(network, example_inputs=x) is network
+    with pytest.raises(TypeError, match="DistributedDataParallel"):
+        hullo.replace_activations(network, example_inputs=x)
+    network = nn.parallel.DistributedDataParallel(hullo.replace_activations(network.module, example_inputs=x))
     train(network, x, y)
     torch.save(network.module.state_dict(), f"{folder}/swapped{rank}.pt")
 

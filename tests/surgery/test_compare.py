@@ -280,7 +280,7 @@ def test_failing_mode_is_not_compared() -> None:
     assert "same outputs as the original model in evaluation mode" in str(hullo.summary(model))
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         hullo.replace_activations(copy.deepcopy(Branch()), example_inputs=torch.randn(2, 5))
-    with pytest.raises(ValueError, match="run the model once"):
+    with pytest.raises(ValueError, match="uninitialized parameter"):
         hullo.replace_activations(nn.Sequential(nn.LazyLinear(4), nn.ReLU()), example_inputs=torch.randn(2, 5))
 
 
@@ -337,11 +337,16 @@ def test_only_the_site_to_blame_is_left_out() -> None:
     assert "modified by an inplace operation" in site.reason
 
 
-def test_backward_pass_that_may_communicate_is_not_tried() -> None:
-    kind = type("Replicated", (nn.Sequential,), {"__module__": "torch.distributed.made"})
-    model = kind(Overwriting())
-    hullo.replace_activations(model, example_inputs=torch.randn(3, 4))
-    assert len(hullo.summary(model).hulls) == 1
+def test_hulls_of_a_loop_stay_where_another_site_is_to_blame() -> None:
+    class Loop(Overwriting):
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in (self.first, self.second):
+                x = torch.tanh(layer(x))
+            return super().forward(x)
+
+    model = hullo.replace_activations(Loop(), example_inputs=torch.randn(3, 4))
+    assert sorted(hullo.summary(model).hulls) == ["first_tanh.0", "first_tanh.1"]
+    assert [site.name for site in hullo.summary(model).not_replaced] == ["act"]
 
 
 def test_backward_hooks_are_not_called() -> None:

@@ -278,7 +278,7 @@ def test_activation_on_whose_overwriting_the_model_relies_is_listed() -> None:
     model = hullo.replace_activations(Remembers(), example_inputs=torch.randn(5, 3))
     (site,) = hullo.summary(model).not_replaced
     assert (list(hullo.summary(model).hulls), site.name) == (["inner"], "act")
-    assert site.reason.startswith("a hull, which does not overwrite its input, changes what the model computes")
+    assert "does not overwrite its input" in site.reason
 
 
 class Frozen(nn.Module):

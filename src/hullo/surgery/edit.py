@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import copy
-import functools
+import types
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
 from hullo.modules import Hull
-from hullo.surgery.build import frozen_sites
+from hullo.surgery.build import Recipe, frozen_sites
 from hullo.surgery.observe import Call
 from hullo.surgery.prove import Comparison
 from hullo.surgery.sites import Site, Slot, input_of
-from hullo.surgery.source import call_at, functions_in, loops_around, position
-from hullo.surgery.write import Edits, NewMethod, origin_of, rewritten
+from hullo.surgery.source import Method, call_at, functions_in, loops_around, parse
+from hullo.surgery.state import Structure
+from hullo.surgery.write import NewMethod, origin_of, rewritten
 
 _HOOKS = [name for name in vars(nn.Identity()) if name.startswith(("_forward_", "_backward_", "_is_full_backward"))]
 
@@ -37,7 +39,7 @@ def swap(model: nn.Module, sites: Sequence[Site], hulls: Mapping[str, Hull]) -> 
     affected = [site for site in sites if site.slots and (site.name in hulls or id(site.module) in taken)]
     frozen = frozen_sites(model, chosen)
     _check_loops(affected, hulls)
-    for owner, methods in _methods(affected):
+    for owner, methods in _new_methods(affected):
         owner.__class__ = rewritten(owner, methods)
     hooked: set[int] = set()
     for site in affected:
@@ -69,90 +71,80 @@ def _check_loops(affected: Sequence[Site], hulls: Mapping[str, Hull]) -> None:
             raise ValueError(f"where must select all sites of the loop of {site.name}, or none")
 
 
-def _methods(sites: Sequence[Site]) -> list[tuple[nn.Module, list[NewMethod]]]:
-    """Return the modules whose code changes, with their rewritten methods."""
-    edits: dict[int, dict[tuple[type, str, int], Edits]] = defaultdict(lambda: defaultdict(Edits))
-    owners: dict[int, nn.Module] = {}
-    functions: dict[tuple[type, str, int], Any] = {}
+def _new_methods(sites: Sequence[Site]) -> Iterator[tuple[nn.Module, list[NewMethod]]]:
+    """Yield the modules whose code changes, with their rewritten methods."""
+    changes: dict[nn.Module, dict[Method, list[tuple[Call, Slot]]]] = defaultdict(lambda: defaultdict(list))
     for site in sites:
         for call in site.edited:
             assert call.owner is not None and call.method is not None  # noqa: S101, PT018
-            home, name, function = call.method
-            index = functions_in(vars(home)[name]).index(function)
-            owners[id(call.owner)] = call.owner
-            functions[home, name, index] = function
-            _edit(edits[id(call.owner)][home, name, index], call, site.slots[0], function)
-    return [
-        (
+            changes[call.owner][call.method].append((call, site.slots[0]))
+    for owner, methods in changes.items():
+        yield (
             owner,
             [
-                NewMethod(origin_of(key[0]), key[1], ((key[2], change.applied_to(functions[key])),))
-                for key, change in edits[number].items()
+                NewMethod(origin_of(home), name, functions_in(vars(home)[name]).index(function), _edit(function, calls))
+                for (home, name, function), calls in methods.items()
             ],
         )
-        for number, owner in owners.items()
-    ]
 
 
-def _edit(change: Edits, call: Call, slot: Slot, function: Any) -> None:
-    """Make the expression of a call call the hull at a slot."""
-    node: Any = call_at(function, call.position)
-    at = position(node)
-    callee = f"{function.__code__.co_varnames[0]}.{slot.name}"
-    if slot.key:
-        counters = {loop: f"iteration_{loop[0]}_{loop[1]}" for loop in loops_around(function, node)}
-        change.counters |= counters
-        callee += f".at({', '.join(counters.values())})"
-    change.callees[at] = callee
-    change.inputs[at] = position(input_of(node, call.argument))  # type: ignore[arg-type]  # checked by the planner
+def _edit(function: types.FunctionType, calls: Sequence[tuple[Call, Slot]]) -> str:
+    """Return the text of a function in which calls go to the hulls at slots."""
+    tree = copy.deepcopy(parse(function))
+    counters: dict[ast.AST, str] = {}
+    nodes: list[Any] = [call_at(tree, call.position) for call, _ in calls]  # checked by the planner
+    for node, (call, slot) in zip(nodes, calls, strict=True):
+        callee = f"{function.__code__.co_varnames[0]}.{slot.name}"
+        if slot.key:
+            loops = loops_around(tree, node)
+            for loop in (loop for loop in loops if loop not in counters):
+                counters[loop] = f"iteration_{loop.target.lineno}_{loop.target.col_offset}"
+                loop.target = ast.Tuple([ast.Name(counters[loop], ast.Store()), loop.target], ast.Store())
+                loop.iter = ast.Call(ast.Name("enumerate", ast.Load()), [loop.iter], [])
+            callee += f".at({', '.join(counters[loop] for loop in loops)})"
+        node.args, node.keywords = [input_of(node, call.argument)], []
+        node.func = ast.parse(callee, mode="eval").body
+    return ast.unparse(tree)
 
 
-def learn_turns(model: nn.Module, sites: Sequence[Site], comparison: Comparison) -> list[Site]:
-    """Find out which iterations of loops call which hull, by running a swapped model; fill `turns` of the slots.
+def learn_iterations(model: nn.Module, sites: Sequence[Site], comparison: Comparison) -> list[Site]:
+    """Find out which iterations of loops call which hull, by running the model with hulls; fill `turns` of the slots.
 
     Returns:
         The sites of expressions around which no loop decides.
     """
-    by_spot: dict[Hashable, list[Site]] = defaultdict(list)
+    by_loop: dict[int, list[Site]] = defaultdict(list)
     for site in sites:
-        by_spot[site.edited[0].spot].append(site)
-    expected: dict[Hashable, list[str]] = {}  # the hulls of each loop, in the order of the calls
-    seen: dict[Hashable, dict[tuple[int, ...], set[str]]] = {spot: defaultdict(set) for spot in by_spot}
-
-    def look_up(spot: Hashable, container: Any, *iterations: int) -> nn.Module:
-        name = expected[spot].pop(0) if expected[spot] else ""
-        seen[spot][iterations].add(name)
-        hull: nn.Module = container[name or next(iter(container))]
-        return hull
-
-    for spot, own in by_spot.items():
-        container = own[0].slots[0].parent._modules[own[0].slots[0].name]
-        vars(container)["at"] = functools.partial(look_up, spot, container)
-    for mode in comparison.expected:
-        for spot, own in by_spot.items():
+        if site.slots and site.slots[0].key:
+            by_loop[id(site.slots[0].turns)].append(site)
+    seen: dict[int, list[tuple[tuple[int, ...], str]]] = {number: [] for number in by_loop}
+    before = Structure(model)
+    try:
+        if by_loop:
+            swap(model, sites, Recipe().make(model, [site for own in by_loop.values() for site in own], {}))
+        for number, own in by_loop.items():
             keys = {id(call): site.slots[0].key for site in own for call in site.calls}
-            calls = (call for call in comparison.calls if call.run[0] == mode and id(call) in keys)
-            expected[spot] = [keys[id(call)] for call in calls]
-        comparison.run_changed(model, mode, backward=False)
-    undecided: list[Site] = []
-    for spot, own in by_spot.items():
-        depth = len(next(iter(seen[spot]), ()))
-        choices = [*([n] for n in reversed(range(depth))), list(range(depth))]
-        decided = ((loops, hulls) for loops in choices if loops and (hulls := _decide(seen[spot], loops)))
-        turns = own[0].slots[0].turns
-        turns.loops, turns.hulls = next(decided, ([], {}))
-        undecided += [] if turns.hulls else own
-    return undecided
+            expected = [keys[id(call)] for call in comparison.calls if id(call) in keys]
+            own[0].slots[0].turns.record = _recorder(expected, seen[number])
+        for mode in comparison.expected if by_loop else ():
+            comparison.run_changed(model, mode, differentiate=False)
+    except RuntimeError:
+        pass  # found again in the proof
+    finally:
+        before.restore()
+        for own in by_loop.values():
+            own[0].slots[0].turns.record = None
+    return [site for number, own in by_loop.items() if not own[0].slots[0].turns.learn(seen[number]) for site in own]
 
 
-def _decide(seen: Mapping[tuple[int, ...], set[str]], loops: list[int]) -> dict[tuple[int, ...], str] | None:
-    """Return the hull for each iteration of some of the loops; None if they do not decide."""
-    names: dict[tuple[int, ...], set[str]] = defaultdict(set)
-    for iterations, hulls in seen.items():
-        names[tuple(iterations[n] for n in loops)] |= hulls
-    if any(len(hulls) > 1 or "" in hulls for hulls in names.values()):
-        return None
-    return {key: next(iter(hulls)) for key, hulls in names.items()}
+def _recorder(expected: list[str], seen: list[tuple[tuple[int, ...], str]]) -> Callable[[tuple[int, ...]], str]:
+    """Return a function that notes the iterations of a call with the next of the expected hulls."""
+
+    def record(iterations: tuple[int, ...]) -> str:
+        seen.append((iterations, expected.pop(0)))
+        return seen[-1][1]
+
+    return record
 
 
 def _prepare(hull: Hull, site: Site, first: bool) -> None:

@@ -12,13 +12,12 @@ from torch.nn.utils.parametrize import ParametrizationList
 from hullo.modules import Hull
 from hullo.recognition.probe import read_module
 from hullo.recognition.table import name_of
-from hullo.surgery.build import Recipe
-from hullo.surgery.edit import learn_turns, swap
+from hullo.surgery.edit import learn_iterations
 from hullo.surgery.observe import SCRIPTED
 from hullo.surgery.prove import Comparison
 from hullo.surgery.sites import Planner, Site, Slot, group_calls
 from hullo.surgery.source import Position, activation_calls, count_calls, own_functions
-from hullo.surgery.state import Inputs, Structure
+from hullo.surgery.state import Inputs
 
 NOT_RUN = "it did not run on example_inputs, or ran in another thread"
 NO_INPUTS = "calls of functions are found by example_inputs="
@@ -47,32 +46,14 @@ def observed_sites(model: nn.Module, comparison: Comparison) -> list[Site]:
     Hulls of a loop are swapped in for a moment, to find out which iterations call which of them.
     """
     calls = comparison.calls
-    activations = [
-        call for call in calls if not isinstance(call.callee, Hull) and call.reading.reason != "it is a hull"
-    ]
     seen = {(call.code.co_filename, call.position) for call in calls if call.code is not None}
     while True:
-        sites = Planner(model, group_calls(activations)).sites()
-        undecided = _learn_turns(model, sites, comparison)
+        sites = Planner(model, group_calls(calls)).sites()
+        undecided = learn_iterations(model, sites, comparison)
         if not undecided:
             return [*sites, *_idle_modules(model, comparison.ran), *_mentions(model, seen, NOT_RUN)]
         for call in (call for site in undecided for call in site.calls):
             call.together = True
-
-
-def _learn_turns(model: nn.Module, sites: list[Site], comparison: Comparison) -> list[Site]:
-    """Return the sites in loops of which no loop decides which hull is called."""
-    in_loops = [site for site in sites if site.slots and site.slots[0].key]
-    before = Structure(model)
-    try:
-        if in_loops:
-            swap(model, sites, Recipe().make(model, in_loops, {}))
-            return learn_turns(model, in_loops, comparison)
-    except RuntimeError:
-        pass  # found again in the proof
-    finally:
-        before.restore()
-    return []
 
 
 def _idle_modules(model: nn.Module, ran: set[int]) -> Iterator[Site]:

@@ -75,7 +75,7 @@ def _fuse(owner: nn.Module, name: str, hull: Hull) -> bool:
         return False
     home, method_name, _ = method_of(type(owner), function.__code__)  # type: ignore[misc]
     text = ast.unparse(ast.fix_missing_locations(tree))
-    owner.__class__ = rewritten(owner, [NewMethod(origin_of(home), method_name, ((0, text),))])
+    owner.__class__ = rewritten(owner, [NewMethod(origin_of(home), method_name, 0, text)])
     owner._modules[name] = GatedHull(hull).train(hull.training)
     return True
 

@@ -99,24 +99,16 @@ class _ScriptedOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Observer(TorchFunctionMode):
-    """Record the calls of activations and of hulls while a model runs.
+    """Record the calls of activations while a model runs; what hulls call is not recorded.
 
     Args:
         model: the model.
         mode: the name of the mode it runs in.
         readings: which activation a module is, by its id; filled here.
-        scripted: whether to record the calls in scripted code, too; hulls do not support that.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        mode: str,
-        readings: dict[int, tuple[nn.Module, Reading | None]],
-        scripted: bool = False,
-    ) -> None:
+    def __init__(self, model: nn.Module, mode: str, readings: dict[int, tuple[nn.Module, Reading | None]]) -> None:
         super().__init__()
-        self._scripted = scripted and bool(scripted_functions())
         self.members = {id(module) for module in model.modules()}
         self.calls: list[Call] = []
         self.ran: set[int] = set()
@@ -132,8 +124,8 @@ class Observer(TorchFunctionMode):
         with contextlib.ExitStack() as stack:
             stack.callback(register_module_forward_pre_hook(self._enter).remove)
             stack.callback(register_module_forward_hook(self._leave, always_call=True).remove)
-            if self._scripted:
-                stack.enter_context(_ScriptedOperators())  # type: ignore[no-untyped-call]
+            if scripted_functions():  # by torch.jit.script, in this process
+                stack.enter_context(_ScriptedOperators())
             self._stack = stack.pop_all()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -152,7 +144,7 @@ class Observer(TorchFunctionMode):
             return
         x = args[0] if args else None
         if isinstance(module, (Hull, GatedHull)):
-            running.reading = Reading(None, "it is a hull")
+            running.reading = Reading(None)
         elif isinstance(module, torch.jit.ScriptModule):
             running.reading = Reading(None, SCRIPTED)
         else:
@@ -171,8 +163,8 @@ class Observer(TorchFunctionMode):
         running = self._running.pop()
         if running.reading is not None:
             self._inside -= 1
-            if output is None:
-                return  # it has raised an error
+            if output is None or isinstance(module, (Hull, GatedHull)):
+                return  # it has raised an error, or is no activation to replace
             self._record(type(module).__name__, running.reading, module, running.x, output is running.x)
         elif running.sample is not None and isinstance(output, Tensor):
             self._read_own(running, output)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import fnmatch
-import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -17,13 +17,13 @@ from hullo.recognition.known import AMBIGUOUS, LEARNED, Reading
 from hullo.surgery.build import Channels, Factory, Recipe, Share, channel_dim_of, check_factory, starts_alike
 from hullo.surgery.edit import swap
 from hullo.surgery.find import called_twice, count_mentions, default_inputs, module_sites, observed_sites
-from hullo.surgery.prove import Comparison, NotProvenError
+from hullo.surgery.prove import Comparison
 from hullo.surgery.sites import Site, named_hulls
 from hullo.surgery.state import Inputs, Structure
 from hullo.surgery.summary import keep, why_not_replaced
 
 _WRAPPERS = frozenset({"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"})
-_INSIDE = {"DataParallel": "module", "DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}
+_INSIDE = {"DataParallel": "module", "OptimizedModule": "_orig_mod"}
 
 Selector = str | type[nn.Module] | Callable[[Site], bool]
 Where = Selector | Iterable[Selector] | None
@@ -57,9 +57,8 @@ def replace_activations(
     mode share a hull. What cannot be replaced is not changed, and :func:`hullo.summary` lists it with the reason.
 
     Then the swap is proven: outputs, gradients of weights and buffers are as before, in both modes and with the same
-    random numbers; and hulls run where activations did, also without gradients. The summary names hulls that outputs
-    do not depend on. After an error, the model is unchanged. The runs change neither the model nor random number
-    generators.
+    random numbers; and hulls run where activations did, also without gradients. After an error, the model is unchanged.
+    The runs change neither the model nor random number generators.
 
     Without `example_inputs`, models of transformers and timm use those they know. Of any other model, only modules are
     replaced, one hull for each, and nothing is compared.
@@ -110,8 +109,9 @@ def replace_activations(
         AffineHull(identity=0, tanh=0, gelu=1)
     """
     hulls = [name or "the model" for name in named_hulls("replace_activations", model)]
-    wrappers = list(_wrappers(model))
-    whole, model = model, wrappers[-1]
+    whole = model
+    while inside := _INSIDE.get(type(model).__name__):
+        model = getattr(model, inside)
     _check_model(model)
     check_factory(hull)
     recipe = Recipe(hull, bases, init, groups, channel_dim, parametrization, share, inner_scale)
@@ -126,10 +126,6 @@ def replace_activations(
     with Structure(model):
         if example_inputs is None or not _swap_observed(model, choice, recipe, example_inputs, compare, given):
             _swap_modules(model, choice, recipe)
-    for wrapper in reversed(wrappers):
-        if type(wrapper).__name__ == "DistributedDataParallel":  # it reduces gradients of the parameters it began with
-            options = [name for name in inspect.signature(type(wrapper)).parameters if name in vars(wrapper)]
-            vars(wrapper).update(vars(type(wrapper)(**{name: getattr(wrapper, name) for name in ("module", *options)})))
     return whole
 
 
@@ -163,59 +159,61 @@ def _swap_observed(
         sites = observed_sites(model, comparison)
         chosen = choice.select(sites)
         try:
-            hulls, without_effect = _swap_and_prove(model, sites, chosen, recipe, comparison, compare)
-        except NotProvenError as error:
-            before.restore()
-            _give_up(error.sites, error.reason)
-        except RuntimeError as error:
-            before.restore()
-            if compare and not comparison.repeats(model):
-                raise RuntimeError(
-                    "the original model is not deterministic: with the same random numbers, its outputs differ between "
-                    "runs and cannot be compared; give compare=False"
-                ) from None
-            blamed = _find_blamed(chosen, lambda part: _is_proven(model, sites, part, comparison))  # noqa: B023
-            if len(blamed) in (0, len(chosen)):
-                raise
-            for site in blamed:
-                kind = "a hull, which does not overwrite its input," if site.overwrites else "a hull there"
-                _give_up([site], f"{kind} changes what the model computes: {error}")
-        else:
+            hulls = _swap_and_prove(model, sites, chosen, recipe, comparison, compare)
             break
+        except RuntimeError:
+            before.restore()
+            if not compare:
+                raise
+            _check_repeats(model, comparison)
+            blamed = _find_blamed(model, sites, _units(chosen), comparison)
+            if len(blamed) in (0, len(_units(chosen))):
+                raise
+            for unit, error in blamed:
+                for call in (call for site in unit for call in site.calls):
+                    kind = ", which does not overwrite its input," if call.overwrites else " there:"
+                    call.reading = Reading(call.reading.known, f"a hull{kind} cannot replace it: {error}")
     keep(model, sites, hulls)
-    for hull in {model.get_submodule(site.name) for site in chosen}:
+    for hull in hulls.values():
         vars(hull)["compared"] = comparison.modes if compare else ""
-    for name in without_effect:
-        vars(model.get_submodule(name))["without_effect"] = True
     return True
 
 
-def _is_proven(model: nn.Module, sites: Sequence[Site], part: Sequence[Site], comparison: Comparison) -> bool:
-    """Return whether a part of the sites can be replaced without the others; the model is unchanged afterwards."""
+def _check_repeats(model: nn.Module, comparison: Comparison) -> None:
+    try:
+        comparison.check(model)
+    except RuntimeError:
+        raise RuntimeError(
+            "the original model is not deterministic: with the same random numbers, it computes something else in each "
+            "run and cannot be compared; give compare=False"
+        ) from None
+
+
+def _units(sites: Iterable[Site]) -> list[list[Site]]:
+    """Return sites that can be replaced without the others; those of a loop are one unit."""
+    units: dict[tuple[int, str], list[Site]] = defaultdict(list)
+    for site in sites:
+        units[id(site.slots[0].parent), site.slots[0].name].append(site)
+    return list(units.values())
+
+
+def _find_blamed(
+    model: nn.Module, sites: Sequence[Site], units: list[list[Site]], comparison: Comparison
+) -> list[tuple[list[Site], RuntimeError]]:
+    """Return the units that cannot be replaced even alone, with the errors, by halving; the model is unchanged."""
     before = Structure(model)
     try:
-        _swap_and_prove(model, sites, part, Recipe(), comparison, compare=True)
-    except (RuntimeError, ValueError):
-        return False
-    finally:
+        chosen = [site for unit in units for site in unit]
+        _swap_and_prove(model, sites, chosen, Recipe(), comparison, compare=True)
+    except RuntimeError as error:
         before.restore()
-    return True
-
-
-def _find_blamed(sites: Sequence[Site], is_proven: Callable[[Sequence[Site]], bool]) -> list[Site]:
-    """Return the sites that cannot be replaced even alone, by halving."""
-    if is_proven(sites):
-        return []
-    if len(sites) == 1:
-        return list(sites)
-    middle = len(sites) // 2
-    return [*_find_blamed(sites[:middle], is_proven), *_find_blamed(sites[middle:], is_proven)]
-
-
-def _give_up(sites: Iterable[Site], reason: str) -> None:
-    """List sites with a reason from now on."""
-    for call in (call for site in sites for call in site.calls):
-        call.reading = Reading(call.reading.known, reason)
+        if len(units) == 1:
+            return [(units[0], error)]
+        middle = len(units) // 2
+        halves = units[:middle], units[middle:]
+        return [found for half in halves for found in _find_blamed(model, sites, half, comparison)]
+    before.restore()
+    return []
 
 
 def _swap_and_prove(
@@ -225,8 +223,8 @@ def _swap_and_prove(
     recipe: Recipe,
     comparison: Comparison,
     compare: bool,
-) -> tuple[Mapping[str, Hull], set[str]]:
-    """Put hulls in and prove the swap; return them, and the names of those that outputs do not depend on.
+) -> Mapping[str, Hull]:
+    """Put hulls in and prove the swap; return them by the names of their sites.
 
     If the hulls start as other functions, the swap is proven with default hulls first.
     """
@@ -234,17 +232,15 @@ def _swap_and_prove(
     channels = {site.name: _find_channels(site, recipe) for site in chosen} if recipe.infers_channels else {}
     hulls = recipe.make(model, chosen, channels)
     is_alike = all(starts_alike(hulls[site.name], site) for site in chosen)
-    plain = hulls if is_alike else Recipe().make(model, chosen, {})
-    swap(model, sites, plain)
-    without_effect: set[str] = set()
+    swap(model, sites, hulls if is_alike else Recipe().make(model, chosen, {}))
     if compare:
-        without_effect = comparison.check_hulls(model, comparison.check(model), {site.name: site for site in chosen})
+        comparison.check(model, chosen)
     if not is_alike:
         before.restore()
         swap(model, sites, hulls)
         for mode in comparison.expected if compare else ():
             comparison.run_changed(model, mode)
-    return hulls, without_effect
+    return hulls
 
 
 def _find_channels(site: Site, recipe: Recipe) -> Channels:
@@ -261,13 +257,6 @@ def _find_channels(site: Site, recipe: Recipe) -> Channels:
     if not -len(shape) <= dim < len(shape):
         raise ValueError(f"channel_dim={dim}: the input of {site.name} has shape {shape}, without that dimension")
     return shape[dim] if recipe.groups == "channels" else recipe.groups, dim  # type: ignore[return-value]
-
-
-def _wrappers(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield a model, and the modules inside of nn.DataParallel, DistributedDataParallel and torch.compile."""
-    yield model
-    if inside := _INSIDE.get(type(model).__name__):
-        yield from _wrappers(getattr(model, inside))
 
 
 def _check_model(model: nn.Module) -> None:

@@ -16,7 +16,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from hullo.modules import Hull
 from hullo.recognition.known import Known, Reading
 from hullo.surgery.observe import Call
-from hullo.surgery.source import call_at
+from hullo.surgery.source import call_at, parse
 from hullo.surgery.write import PerIteration, Turns, why_not_rewritten
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -279,7 +279,10 @@ def why_not_edited(call: Call) -> str:
     method = call.method
     if method is None:
         return "its calls must be changed, but no method of the model makes them"
-    node = call_at(method[2], call.position)
+    try:
+        node = call_at(parse(method[2]), call.position)
+    except LookupError:
+        node = None
     if node is None:
         return f"its calls must be changed, but the source of {method[2].__qualname__} is unavailable"
     if input_of(node, call.argument) is None:

@@ -75,16 +75,11 @@ def _methods(cls: type) -> dict[types.CodeType, Method]:
 def own_functions(cls: type) -> list[types.FunctionType]:
     """Return the methods of a class other than PyTorch's; those of parents only if they are not overridden."""
     found: dict[str, list[types.FunctionType]] = {}
-    for parent in cls.__mro__:
-        for name, value in vars(parent).items() if not _is_of_torch(parent) else ():
-            functions = [item for item in functions_in(value) if not item.__module__.startswith("torch.")]
+    for parent in (parent for parent in cls.__mro__ if not parent.__module__.startswith("torch.")):
+        for name, value in vars(parent).items():
             if name not in found or any("super" in item.__code__.co_names for item in found[name]):
-                found[name] = [*found.get(name, []), *functions]
+                found.setdefault(name, []).extend(functions_in(value))
     return list(dict.fromkeys(function for functions in found.values() for function in functions))
-
-
-def _is_of_torch(cls: type) -> bool:
-    return cls is object or cls.__module__.startswith("torch.")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -124,12 +119,9 @@ def names_in(code: types.CodeType) -> tuple[str, ...]:
     return (*code.co_names, *code.co_varnames, *code.co_freevars, *code.co_cellvars)
 
 
-def call_at(function: types.FunctionType, at: Position) -> ast.Call | None:
-    """Return the call at a position of a function; None if there is none."""
-    try:
-        nodes = [node for node in ast.walk(parse(function)) if isinstance(node, ast.Call)]
-    except LookupError:
-        return None
+def call_at(tree: ast.AST, at: Position) -> ast.Call | None:
+    """Return the call at a position of a tree; None if there is none."""
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     exact = [node for node in nodes if position(node) == at]
     same_end = [node for node in nodes if position(node)[2:] == at[2:]]  # of a method in a chain over several lines
     return next(iter(exact or same_end), None)
@@ -138,23 +130,21 @@ def call_at(function: types.FunctionType, at: Position) -> ast.Call | None:
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
-def loops_around(function: types.FunctionType, node: ast.AST) -> list[Position]:
-    """Return the positions of the targets of the for loops around a node, outermost first."""
-    found: list[Position] = []
-
-    def visit(part: ast.AST, loops: list[Position]) -> None:
-        if part is node:
-            found.extend(loops)
-            return
-        for child in ast.iter_child_nodes(part):
-            inner = loops
-            if isinstance(part, ast.For) and child in part.body:
-                inner = [*loops, position(part.target)]
-            elif isinstance(part, _COMPREHENSIONS) and not isinstance(child, ast.comprehension):
-                inner = [*loops, *(position(item.target) for item in part.generators)]
-            visit(child, inner)
-
-    visit(parse(function), [])
+def loops_around(tree: ast.AST, node: ast.AST) -> list[ast.For | ast.comprehension]:
+    """Return the for loops around a node of a tree, outermost first."""
+    found: list[ast.For | ast.comprehension] = []
+    body: list[ast.AST]
+    targets: list[Any]
+    for loop in ast.walk(tree):
+        if isinstance(loop, ast.For):
+            body, targets = [*loop.body], [loop]
+        elif isinstance(loop, _COMPREHENSIONS):
+            body = [part for part in ast.iter_child_nodes(loop) if not isinstance(part, ast.comprehension)]
+            targets = loop.generators
+        else:
+            continue
+        if any(item is node for part in body for item in ast.walk(part)):
+            found += targets
     return found
 
 

@@ -129,8 +129,6 @@ def _comparison(hulls: dict[str, Hull]) -> str:
             parts.append(f"not compared with the original model: {which} (give example_inputs to replace_activations)")
         else:
             parts.append(f"same outputs as the original model in {modes} mode: {which}")
-    if idle := [name for name, hull in hulls.items() if getattr(hull, "without_effect", False)]:
-        parts.append(f"outputs on the example inputs do not depend on: {', '.join(idle)}")
     return "\n".join(parts)
 
 

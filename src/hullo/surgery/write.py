@@ -9,64 +9,19 @@ from __future__ import annotations
 import __future__
 
 import ast
-import copy
 import copyreg
 import functools
 import linecache
 import types
 import zlib
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 from torch import nn
 
-from hullo.surgery.source import Method, Position, codes, functions_in, is_empty, names_in, parse, position
-
-
-@dataclass
-class Edits:
-    """Hold changes to the calls of a method.
-
-    Args:
-        callees: the source of the new callee, by the position of the call.
-        inputs: the position of the only argument to keep, by the position of the call.
-        counters: the names of loop counters, by the position of the target of the loop.
-    """
-
-    callees: dict[Position, str] = field(default_factory=dict)
-    inputs: dict[Position, Position] = field(default_factory=dict)
-    counters: dict[Position, str] = field(default_factory=dict)
-
-    def applied_to(self, function: types.FunctionType) -> str:
-        """Return the text of a function with the changes."""
-        node = _Editor(self).visit(copy.deepcopy(parse(function)))
-        return ast.unparse(ast.fix_missing_locations(node))
-
-
-class _Editor(ast.NodeTransformer):
-    def __init__(self, edits: Edits) -> None:
-        self.edits = edits
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        callee = self.edits.callees.get(position(node))
-        if callee is None:
-            return self.generic_visit(node)
-        kept = self.edits.inputs[position(node)]
-        parts = [*node.args, *(item.value for item in node.keywords)]
-        parts += [node.func.value] if isinstance(node.func, ast.Attribute) else []
-        argument = next(part for part in parts if position(part) == kept)
-        return ast.Call(ast.parse(callee, mode="eval").body, [self.visit(argument)], [])
-
-    def _add_counter(self, node: Any) -> Any:
-        counter = self.edits.counters.get(position(node.target))
-        self.generic_visit(node)
-        if counter is not None:
-            node.target = ast.Tuple([ast.Name(counter, ast.Store()), node.target], ast.Store())
-            node.iter = ast.Call(ast.Name("enumerate", ast.Load()), [node.iter], [])
-        return node
-
-    visit_For = visit_comprehension = _add_counter  # noqa: N815
+from hullo.surgery.source import Method, codes, functions_in, is_empty, names_in
 
 
 @dataclass(frozen=True)
@@ -76,13 +31,15 @@ class NewMethod:
     Args:
         home: the class that defines it.
         name: its name there.
-        texts: the new texts; each with the index, in :func:`functions_in`, of the function it takes the place of: the
-            method itself, or one of its decorators.
+        index: the number, in :func:`functions_in`, of the rewritten function: the method itself, or one of its
+            decorators.
+        text: its new text.
     """
 
     home: type
     name: str
-    texts: tuple[tuple[int, str], ...]
+    index: int
+    text: str
 
 
 def _compile(function: types.FunctionType, node: ast.FunctionDef) -> types.CodeType:
@@ -109,32 +66,27 @@ def _compile(function: types.FunctionType, node: ast.FunctionDef) -> types.CodeT
     return code
 
 
-def _function(method: NewMethod) -> Any:
-    """Return a rewritten method with the decorators of the original."""
-    value = vars(method.home)[method.name]
-    functions = functions_in(value)
-    new = {functions[n]: _rewrite(functions[n], text) for n, text in method.texts}
-    return _decorated(value, new)
-
-
 def _rewrite(original: types.FunctionType, text: str) -> types.FunctionType:
     """Return a function with another text, and the variables and attributes of the original."""
     code = _compile(original, ast.parse(text).body[0])  # type: ignore[arg-type]
     cells = dict(zip(original.__code__.co_freevars, original.__closure__ or (), strict=True))
-    closure = tuple(cells[name] for name in code.co_freevars)
-    function = types.FunctionType(code, original.__globals__, original.__name__, original.__defaults__, closure)
-    functools.update_wrapper(function, original)
-    del function.__wrapped__  # type: ignore[attr-defined]
-    if hasattr(original, "__wrapped__"):
-        function.__wrapped__ = original.__wrapped__  # type: ignore[attr-defined]
-    function.__kwdefaults__ = original.__kwdefaults__
-    return function
+    return _copy(original, code, [cells[name] for name in code.co_freevars])
+
+
+def _copy(function: types.FunctionType, code: types.CodeType, cells: Sequence[types.CellType]) -> types.FunctionType:
+    """Return a copy of a function with other code and closure variables."""
+    made = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__, tuple(cells))
+    for name in functools.WRAPPER_ASSIGNMENTS:
+        setattr(made, name, getattr(function, name))
+    made.__kwdefaults__ = function.__kwdefaults__
+    vars(made).update(vars(function))
+    return made
 
 
 def _decorated(
     wrapper: types.FunctionType,
     new: dict[types.FunctionType, types.FunctionType],
-    copies: dict[types.FunctionType, types.FunctionType] | None = None,
+    copies: dict[types.FunctionType, types.FunctionType],
 ) -> types.FunctionType:
     """Return a copy of a decorated function that calls new functions instead of those they take the place of.
 
@@ -144,20 +96,15 @@ def _decorated(
     def changes(value: object) -> TypeGuard[types.FunctionType]:
         return isinstance(value, types.FunctionType) and not new.keys().isdisjoint(functions_in(value))
 
-    copies = {} if copies is None else copies
     if wrapper in copies or not changes(wrapper):
         return copies.get(wrapper, wrapper)
     made = new.get(wrapper, wrapper)
     closure = made.__closure__ or ()
     cells = [types.CellType() if not is_empty(old) and changes(old.cell_contents) else old for old in closure]
-    decorated = types.FunctionType(made.__code__, made.__globals__, made.__name__, made.__defaults__, tuple(cells))
-    copies[wrapper] = decorated
+    copies[wrapper] = decorated = _copy(made, made.__code__, cells)
     for cell, old in zip(cells, closure, strict=True):
         if cell is not old:
             cell.cell_contents = _decorated(old.cell_contents, new, copies)
-    functools.update_wrapper(decorated, made)
-    decorated.__kwdefaults__ = made.__kwdefaults__
-    del decorated.__wrapped__  # type: ignore[attr-defined]
     if hasattr(wrapper, "__wrapped__"):
         decorated.__wrapped__ = _decorated(wrapper.__wrapped__, new, copies)  # type: ignore[attr-defined]
     return decorated
@@ -176,10 +123,24 @@ def why_not_rewritten(cls: type, method: Method) -> str:
 
 @dataclass
 class Turns:
-    """Hold which of the loops around a call decide, and the name of the hull for each of their iterations."""
+    """Hold which of the loops around a call decide, and the name of the hull for each of their iterations.
+
+    While a model runs to find that out, `record` is told the iterations of each call, and names its hull.
+    """
 
     loops: list[int] = field(default_factory=list)
     hulls: dict[tuple[int, ...], str] = field(default_factory=dict)
+    record: Callable[[tuple[int, ...]], str] | None = None
+
+    def learn(self, seen: Sequence[tuple[tuple[int, ...], str]]) -> bool:
+        """Choose the loops that decide which hull was called in which iterations; return whether there are any."""
+        depth = len(seen[0][0]) if seen else 0
+        for self.loops in [*([n] for n in reversed(range(depth))), list(range(depth))]:
+            names = {(tuple(iterations[n] for n in self.loops), name) for iterations, name in seen}
+            self.hulls = dict(names)
+            if self.loops and len(self.hulls) == len(names):
+                return True
+        return False
 
 
 class PerIteration(nn.ModuleDict):
@@ -191,13 +152,16 @@ class PerIteration(nn.ModuleDict):
 
     def at(self, *iterations: int) -> nn.Module:
         """Return the hull for an iteration of each loop around the call."""
-        key = tuple(iterations[n] for n in self.turns.loops)
-        if key not in self.turns.hulls:
+        turns = self.turns
+        if turns.record is not None:
+            return self[turns.record(iterations)]
+        key = tuple(iterations[n] for n in turns.loops)
+        if key not in turns.hulls:
             raise KeyError(
-                f"iteration {', '.join(map(str, key))} of a loop that had {len(self.turns.hulls)} iterations when "
+                f"iteration {', '.join(map(str, key))} of a loop that had {len(turns.hulls)} iterations when "
                 "activations were replaced; set the number of iterations first, then replace the activations"
             )
-        return self[self.turns.hulls[key]]
+        return self[turns.hulls[key]]
 
 
 class _Derived(type):
@@ -230,11 +194,15 @@ def derived(cls: type, methods: tuple[NewMethod, ...]) -> type[nn.Module]:
 
     A method that a parent defines is rewritten in a class between `cls` and the parent, where super() finds it.
     """
-    spaces: dict[type, dict[str, Any]] = {cls: {}}
+    texts: dict[tuple[type, str], dict[int, str]] = defaultdict(dict)
     for method in methods:
-        function, value = _function(method), vars(method.home)[method.name]
-        names = [name for name, other in vars(method.home).items() if other is value]
-        spaces.setdefault(method.home, {}).update(dict.fromkeys(names, function))
+        texts[method.home, method.name][method.index] = method.text
+    spaces: dict[type, dict[str, Any]] = defaultdict(dict)
+    for (home, name), changed in texts.items():
+        value = vars(home)[name]
+        functions = functions_in(value)
+        function = _decorated(value, {functions[n]: _rewrite(functions[n], text) for n, text in changed.items()}, {})
+        spaces[home] |= dict.fromkeys([key for key, other in vars(home).items() if other is value], function)
     parents = sorted((home for home in spaces if home is not cls), key=cls.__mro__.index)
     between = [type(home)(home.__name__, (_Unregistered, home), spaces[home]) for home in parents]
     space = {"_hullo_written": (cls, methods), "__doc__": cls.__doc__} | spaces[cls]
@@ -257,7 +225,5 @@ def written(module: nn.Module) -> tuple[type, tuple[NewMethod, ...]]:
 def rewritten(module: nn.Module, methods: Iterable[NewMethod]) -> type[nn.Module]:
     """Return a class for a module with these rewritten methods, and those rewritten before."""
     cls, before = written(module)
-    texts: dict[tuple[type, str], dict[int, str]] = {}
-    for method in (*before, *methods):
-        texts.setdefault((method.home, method.name), {}).update(dict(method.texts))
-    return derived(cls, tuple(NewMethod(*key, tuple(sorted(found.items()))) for key, found in texts.items()))
+    latest = {(method.home, method.name, method.index): method for method in (*before, *methods)}
+    return derived(cls, tuple(latest.values()))
