@@ -92,6 +92,20 @@ class TestTransforms:
             )
             torch.testing.assert_close(actual, torch.func.jacrev(oracle.combine, argnums=(0, 1))(x, c, TRIO))
 
+    def test_vmap_of_a_backward_pass_equals_a_loop(self) -> None:
+        x = torch.randn(2, 4, dtype=torch.float64, requires_grad=True)
+        c = rows_of(None, 3, torch.float64).requires_grad_()
+        y = hullo.combine(x, c, TRIO)
+        slopes = torch.autograd.grad(y.square().sum(), (x, c), create_graph=True)
+        for output in (y, *slopes):
+            basis = torch.randn(5, *output.shape, dtype=torch.float64)
+
+            def pull(v: Tensor, output: Tensor = output) -> tuple[Tensor, ...]:
+                return torch.autograd.grad(output, (x, c), v, retain_graph=True)
+
+            for actual, expected in zip(torch.vmap(pull)(basis), zip(*map(pull, basis), strict=True), strict=True):
+                torch.testing.assert_close(actual, torch.stack(expected))
+
     def test_forward_mode_works_with_one_tangent(self) -> None:
         x, c = torch.randn(3, 4, dtype=torch.float64), rows_of(None, 3, torch.float64)
         with torch.autograd.forward_ad.dual_level():

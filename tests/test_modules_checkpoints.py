@@ -6,13 +6,11 @@ import copy
 import io
 import pickle
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import prune
 
 import hullo
 from hullo.modules import Hull
@@ -66,10 +64,10 @@ class TestCopies:
                 parametrization,
             ),
             "number of bases": (hull("identity", "relu", parametrization=parametrization, groups=2), parametrization),
-            "groups": (hull(*TRIO, parametrization=parametrization, groups=4), "groups=4.*groups=2"),
+            "groups": (hull(*TRIO, parametrization=parametrization, groups=4), r"\[4, .*\[2, "),
         }[other]
         before = act.raw.detach().clone()
-        with pytest.raises(RuntimeError, match=rf"1\.{saved.raw_name} .*{named}"):
+        with pytest.raises(RuntimeError, match=rf"1\.{saved.raw_name}\b.*{named}"):
             model_of(act).load_state_dict(model_of(saved).state_dict(), strict=strict)
         assert torch.equal(act.raw, before)
 
@@ -81,7 +79,7 @@ class TestCopies:
         assert torch.equal(other.raw, act.raw)
         with pytest.raises(RuntimeError, match=rf'Missing key.*"1\.raw_{parametrization}__identity__relu__tanh"'):
             model_of(other).load_state_dict({name: value for name, value in bare.items() if "raw" not in name})
-        with pytest.raises(RuntimeError, match="groups=1; this hull has groups=2"):
+        with pytest.raises(RuntimeError, match="size mismatch"):
             model_of(hull(*TRIO, parametrization=parametrization, groups=2)).load_state_dict(bare, strict=False)
         different = [
             hull(*TRIO[:2], parametrization=parametrization),
@@ -267,37 +265,3 @@ class TestMeta:
         assert repr(act) == "AffineHull(identity, relu, tanh, parametrization='free')"
         act.load_state_dict(saved.state_dict(), assign=True)
         assert repr(act) == repr(saved)
-
-
-def pruned(act: Hull) -> Hull:
-    for name, _ in list(act.named_parameters()):
-        prune.random_unstructured(act, name, amount=1)
-    return act
-
-
-def normed(act: Hull) -> Hull:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # weight_norm is deprecated
-        return nn.utils.weight_norm(act, act.raw_name)
-
-
-@pytest.mark.parametrize("change", [pruned, normed])
-def test_pruned_and_normed_hulls_are_loaded_and_trained(change: Callable[[Hull], Hull]) -> None:
-    def make() -> Hull:
-        return change(hullo.AffineHull("identity", "relu", groups=2, init=[0.25, 0.75], inner_scale="base"))
-
-    act, other, x = make(), make(), torch.randn(3, 4)
-    with torch.no_grad():
-        for parameter in act.parameters():
-            parameter.add_(0.5)
-    other.load_state_dict(act.state_dict())
-    assert torch.equal(other(x), act(x))
-    assert {id(p) for p in hullo.coefficient_parameters(other)} == {id(p) for p in other.parameters()}
-    optimizer = torch.optim.SGD(hullo.parameter_groups(other, lr=0.1))
-    other(x).square().sum().backward()
-    optimizer.step()
-    assert not torch.equal(other(x), act(x))
-    with pytest.raises(RuntimeError, match="Missing key"):
-        hullo.AffineHull("identity", "relu", groups=2, inner_scale="base").load_state_dict(act.state_dict())
-    with pytest.raises(RuntimeError, match="saved by another hull"):
-        hullo.AffineHull("identity", "tanh", groups=2, inner_scale="base").load_state_dict(act.state_dict())

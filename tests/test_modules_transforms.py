@@ -9,7 +9,6 @@ import shutil
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.parametrize import register_parametrization
 
 import hullo
 from hullo.modules import Hull
@@ -119,28 +118,3 @@ class TestCompilers:
         for batch in (1, 2, 7):
             x = torch.randn(batch, 4)
             torch.testing.assert_close(loaded(x), act(x), rtol=1e-5, atol=1e-6)
-
-
-class Half(nn.Module):
-    """Halve a parameter: a parametrization by torch.nn.utils.parametrize."""
-
-    def forward(self, raw: Tensor) -> Tensor:
-        return raw * 0.5
-
-    def right_inverse(self, raw: Tensor) -> Tensor:
-        return raw * 2
-
-
-def test_parametrized_hull_takes_coefficients_and_trains() -> None:
-    hull = hullo.LinearHull("identity", "relu", init=[0.4, 0.6])
-    register_parametrization(hull, hull.raw_name, Half())
-    hull.coefficients = [3.0, 5.0]  # type: ignore[assignment]
-    torch.testing.assert_close(hull.coefficients.tolist(), [3.0, 5.0])
-    hull.reset_parameters()
-    torch.testing.assert_close(hull(torch.tensor([2.0])), torch.tensor([2.0]))
-    model = nn.Sequential(nn.Linear(2, 2), hull)
-    optimizer = torch.optim.SGD(hullo.parameter_groups(model, lr=0.1))
-    assert sum(len(group["params"]) for group in optimizer.param_groups) == 3
-    hull(torch.ones(1)).sum().backward()
-    optimizer.step()
-    torch.testing.assert_close(hull.coefficients.tolist(), [0.375, 0.575])  # raw moves by 0.1 * 0.5, twice halved

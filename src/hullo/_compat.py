@@ -6,11 +6,9 @@ The context of a call of `combine` decides which implementation runs:
 context                                                 implementation
 ======================================================  ==============================================================
 none                                                    the kernel of the device, inside an autograd Function
-torch.func transforms                                   the same, inside a Function with a rule for vmap
-forward-mode differentiation, functionalize             plain operations
 torch.compile                                           plain operations, or a custom operator around a Triton kernel
-torch.export, torch.jit.trace                           plain operations
-a dispatch mode (make_fx, FakeTensorMode, counters)     the reference kernel, inside an autograd Function
+torch.export, torch.jit.trace, torch.func, make_fx,     plain operations
+forward-mode differentiation, dispatch modes
 a tensor subclass with a dispatch of its own (DTensor)  the reference kernel, inside an autograd Function
 ======================================================  ==============================================================
 """
@@ -23,21 +21,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 
 _PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
 _count_modes = torch._C._len_torch_dispatch_stack
 _is_key_included = torch._C._dispatch_tls_is_dispatch_key_included
-_forward_ad = torch.autograd.forward_ad
 ORDINARY = (Tensor, torch.nn.Parameter)
 
 # Aliases instead of wrappers: torch.compile supports these functions, but not Python functions that call them.
 are_transforms_active = torch._C._are_functorch_transforms_active
 tracing_state = torch._C._get_tracing_state  # of torch.jit.trace, None without it
 scripted_functions = torch.jit._state._python_cu.get_functions  # by torch.jit.script, in this process
-is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # also by a transform that has ended
-is_legacy_batched = torch._C._functorch.is_legacy_batchedtensor  # by is_grads_batched of torch.autograd.grad
 keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # of the backward pass under way
 without_torch_function = torch._C.DisableTorchFunctionSubclass
 copy_each = torch._foreach_copy_
@@ -73,24 +67,6 @@ def is_exporting() -> bool:
     return torch.compiler._is_exporting_flag
 
 
-def is_forward_mode() -> bool:
-    """Return whether a call is inside forward-mode differentiation."""
-    return _forward_ad._current_level >= 0
-
-
-def needs_plain_operations() -> bool:
-    """Return whether autograd Functions are not supported: forward mode, functionalize, make_fx before dispatch."""
-    if is_forward_mode():
-        return True
-    if torch.compiler.is_compiling():  # torch.compile traces Functions itself, and cannot trace what follows
-        return False
-    if _len_torch_dispatch_stack_pre_dispatch():  # type: ignore[no-untyped-call]
-        return True
-    functionalize = torch._C._functorch.TransformType.Functionalize
-    stack = torch._C._functorch.get_interpreter_stack()
-    return stack is not None and any(level.key() == functionalize for level in stack)
-
-
 def is_eager() -> bool:
     """Return whether no tracer, transform or dispatch mode is active.
 
@@ -100,7 +76,7 @@ def is_eager() -> bool:
         are_transforms_active()
         or _count_modes()
         or _is_key_included(_PRE_DISPATCH)
-        or _forward_ad._current_level >= 0
+        or torch.autograd.forward_ad._current_level >= 0
         or tracing_state() is not None
     )
 
@@ -110,9 +86,19 @@ def is_plain(*tensors: Any) -> bool:
     if torch.compiler.is_compiling() or not is_eager():
         return False
     for tensor in tensors:  # noqa: SIM110  (a loop takes less time than all)
-        if type(tensor) not in ORDINARY or is_wrapped(tensor):
+        if type(tensor) not in ORDINARY:
             return False
     return True
+
+
+def is_batched(*gradients: Any) -> bool:
+    """Return whether one of the gradients is a batch, by is_grads_batched or by torch.vmap of torch.autograd.grad."""
+    functorch = torch._C._functorch
+    return any(
+        functorch.is_legacy_batchedtensor(item) or functorch.is_functorch_wrapped_tensor(item)
+        for item in gradients
+        if item is not None
+    )
 
 
 def wanted_gradients(node: Any, tensors: int) -> list[bool]:

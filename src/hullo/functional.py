@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from hullo._compat import (
-    are_transforms_active,
-    is_exporting,
-    is_intercepted,
-    is_legacy_batched,
-    is_plain,
-    needs_plain_operations,
-    tracing_state,
-)
+from hullo._compat import is_batched, is_eager, is_exporting, is_intercepted, is_plain, tracing_state
 from hullo.bases import Base, resolve
 from hullo.kernels import CombineSpec, choose, load, operators, reference
 from hullo.kernels.spec import compute_dtype
@@ -78,15 +70,16 @@ def apply(
     kernel = choose(x, spec, backend)
     if is_plain(x, raw):
         if torch.is_grad_enabled() and (x.requires_grad or raw.requires_grad):
-            recorded: Tensor = _apply_directly(x, raw, spec, kernel)  # type: ignore[no-untyped-call]
-            return recorded
+            return _combine(x, raw, spec, kernel)
         return load(kernel).forward(x, raw, spec)
-    if torch.compiler.is_compiling() or tracing_state() is not None:
-        if kernel == "triton" and not is_exporting():
-            result: Tensor = operators.combine(x, raw, spec.spelled, backend)
-            return result
-        return reference.forward(x, raw, spec)  # plain operations: a compiler fuses them, and exporters support them
-    return _dispatch(x, raw, spec, "reference" if is_intercepted(x, raw) else kernel)
+    if torch.compiler.is_compiling() and kernel == "triton" and not is_exporting():
+        fused: Tensor = operators.combine(x, raw, spec.spelled, backend)
+        return fused
+    if torch.compiler.is_compiling() or not is_eager():
+        return reference.forward(
+            x, raw, spec
+        )  # plain operations, which every compiler, exporter and transform supports
+    return _combine(x, raw, spec, "reference" if is_intercepted(x, raw) else kernel)
 
 
 @fx.wrap
@@ -179,15 +172,16 @@ class _Combine(torch.autograd.Function):
 
 
 # Function.apply without its Python part, which serves transforms of torch.func
-_apply_directly = super(torch.autograd.Function, _Combine).apply
+_combine: Callable[..., Tensor] = super(torch.autograd.Function, _Combine).apply
 
 
 def backward(gradient: Tensor, x: Tensor, raw: Tensor, spec: CombineSpec, kernel: str) -> tuple[Tensor, Tensor]:
     """Return the gradients of x and of the raw parameters, differentiable where autograd records a graph."""
-    batched = is_legacy_batched(gradient)  # by is_grads_batched
-    if not torch.is_grad_enabled() and not batched:
+    if is_batched(gradient):
+        return reference.backward(gradient, x, raw, spec)
+    if not torch.is_grad_enabled():
         return load(kernel).backward(gradient, x, raw, spec)
-    if kernel != "triton" or batched:
+    if kernel != "triton":
         return reference.backward(gradient, x, raw, spec)
     wide = raw.to(compute_dtype(x))
     coefficients = spec.parametrization.transform(wide)
@@ -204,91 +198,30 @@ class _Gradients(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(gradient: Tensor, x: Tensor, coefficients: Tensor, spec: CombineSpec) -> tuple[Tensor, Tensor]:
-        return load("triton").backward(gradient, x, coefficients, spec)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, CombineSpec], output: Any) -> None:
-        *tensors, ctx.spec = inputs
-        ctx.save_for_backward(*tensors)
+    def forward(
+        ctx: Any, gradient: Tensor, x: Tensor, coefficients: Tensor, spec: CombineSpec
+    ) -> tuple[Tensor, Tensor]:
+        ctx.spec = spec
+        ctx.save_for_backward(gradient, x, coefficients)
         ctx.set_materialize_grads(False)
+        return load("triton").backward(gradient, x, coefficients, spec)
 
     @staticmethod
     def backward(ctx: Any, v: Tensor | None, w: Tensor | None) -> tuple[Tensor | None, ...]:
         gradient, x, coefficients = ctx.saved_tensors
         spec, next_order = ctx.spec, replace(ctx.spec, order=ctx.spec.order + 1)
-        kernel = "reference" if any(is_legacy_batched(item) for item in (v, w) if item is not None) else "triton"
+        kernel = "reference" if is_batched(v, w) else "triton"
         if kernel == "triton" and not torch.is_grad_enabled():
             from hullo.kernels import triton
 
-            v = torch.zeros_like(x) if v is None else v
-            return *triton.second(
-                v, torch.zeros_like(coefficients) if w is None else w, gradient, x, coefficients, spec
-            ), None
+            v, w = (torch.zeros_like(a) if b is None else b for a, b in ((x, v), (coefficients, w)))
+            return *triton.second(v, w, gradient, x, coefficients, spec), None
         dgradient, dx, dc = None, None, None
         if v is not None:
-            dgradient = v * _dispatch(x, coefficients, next_order, kernel)
+            dgradient = v * _combine(x, coefficients, next_order, kernel)
             dx, dc = backward(v * gradient, x, coefficients, next_order, kernel)
         if w is not None:  # the coefficients' gradients are differentiated, too
-            of_sums, through_sums = _dispatch(x, w, spec, kernel), backward(gradient, x, w, spec, kernel)[0]
+            of_sums, through_sums = _combine(x, w, spec, kernel), backward(gradient, x, w, spec, kernel)[0]
             dgradient = of_sums if dgradient is None else dgradient + of_sums
             dx = through_sums if dx is None else dx + through_sums
         return dgradient, dx, dc, None
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[int | None, ...], gradient: Tensor, x: Tensor, coefficients: Tensor, spec: CombineSpec
-    ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-        """Merge the batch into the groups: each of its members has its own sums."""
-        gradient, x, coefficients = (
-            t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
-            for t, dim in zip((gradient, x, coefficients), in_dims, strict=False)
-        )
-        grouped = coefficients.dim() == 3
-        dim = spec.channel_dim % (x.dim() - 1) if grouped else 0
-        x, gradient = x.movedim(0, dim), gradient.movedim(0, dim)
-        merged = [t.flatten(dim, dim + 1) if grouped else t for t in (gradient, x)]
-        rows = coefficients.reshape(-1, coefficients.shape[-1])
-        dx, dc = _Gradients.apply(*merged, rows, replace(spec, channel_dim=dim))  # type: ignore[no-untyped-call]
-        return (dx.reshape(x.shape), dc.reshape(coefficients.shape)), (dim, 0)
-
-
-class _TransformedCombine(_Combine):
-    """Combine with the separate setup_context that torch.func requires, which takes three times as long to call."""
-
-    @staticmethod
-    def forward(x: Tensor, raw: Tensor, spec: CombineSpec, kernel: str) -> Tensor:  # type: ignore[override]
-        return load(kernel).forward(x, raw, spec)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, CombineSpec, str], output: Tensor) -> None:
-        x, raw, ctx.spec, ctx.kernel = inputs
-        ctx.save_for_backward(x, raw)
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[int | None, ...], x: Tensor, raw: Tensor, spec: CombineSpec, kernel: str
-    ) -> tuple[Tensor, int]:
-        """Merge a batch of inputs into the input, and a batch of coefficients into the groups."""
-        x_dim, raw_dim = in_dims[:2]
-        if x_dim is None:
-            x, x_dim = x.expand(info.batch_size, *x.shape), 0
-        if raw_dim is None:
-            channel_dim = spec.channel_dim % (x.dim() - 1) + 1 if raw.dim() == 2 else 0
-            return _dispatch(x.movedim(x_dim, 0), raw, replace(spec, channel_dim=channel_dim), kernel), 0
-        raw = raw.movedim(raw_dim, 0)
-        batch_dim = spec.channel_dim % (x.dim() - 1) if raw.dim() == 3 else 0
-        x = x.movedim(x_dim, batch_dim)
-        merged = x.flatten(batch_dim, batch_dim + 1) if raw.dim() == 3 else x
-        rows = raw.reshape(-1, raw.shape[-1])
-        y = _dispatch(merged, rows, replace(spec, channel_dim=batch_dim), kernel)
-        return y.reshape(x.shape), batch_dim
-
-
-def _dispatch(x: Tensor, raw: Tensor, spec: CombineSpec, kernel: str) -> Tensor:
-    """Combine in transforms of torch.func, dispatch modes and with tensor subclasses."""
-    if needs_plain_operations():
-        return reference.forward(x, raw, spec)
-    function = _TransformedCombine if are_transforms_active() else _Combine
-    result: Tensor = function.apply(x, raw, spec, kernel)  # type: ignore[no-untyped-call]
-    return result

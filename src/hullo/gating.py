@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hullo._compat import (
-    is_legacy_batched,
+    is_batched,
     is_plain,
     is_strided,
     keeps_graph,
@@ -152,8 +152,7 @@ class _Gated(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         gate, up, raw = ctx.saved_tensors
-        batched = is_legacy_batched(gradient)
-        if ctx.kernel == "triton" and not torch.is_grad_enabled() and not batched:
+        if ctx.kernel == "triton" and not torch.is_grad_enabled() and not is_batched(gradient):
             counts = _references(gate), _references(up)
             disposable = (_is_disposable(gate, counts[0]), _is_disposable(up, counts[1]))
             return *_fused().gated_backward(gradient, gate, up, raw, ctx.spec, disposable), None, None

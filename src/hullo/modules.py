@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.parametrize import is_parametrized
 
 from hullo._compat import gather, is_sharded, real_tensors, shard_like
 from hullo.bases import Base, get_base, resolve
@@ -17,7 +16,7 @@ from hullo.functional import apply
 from hullo.kernels import CombineSpec
 from hullo.optimizer_hook import watch
 from hullo.parametrizations import BuiltInParametrization, Parametrization, evaluate, get_parametrization
-from hullo.state_names import SUFFIXES, write_raw_name
+from hullo.state_names import write_raw_name
 
 Init = Sequence[float] | Sequence[Sequence[float]] | Tensor | str | None
 InnerScale = str | float | Sequence[float] | None
@@ -124,7 +123,7 @@ class Hull(nn.Module):
             watch(self)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (the argument's name in PyTorch's modules)
-        parameters = self._parameters  # faster than attributes; torch.nn.utils.parametrize removes them
+        parameters = self._parameters  # faster than attributes; FSDP and nn.DataParallel remove them
         raw = parameters.get(self.raw_name)
         if raw is None or self.constraint.parametrization is not self.spec.parametrization:
             raw = self.kernel_input()  # type: ignore[assignment]
@@ -160,10 +159,7 @@ class Hull(nn.Module):
         numbers = self._raw_values(self._validate(value))
         raw = torch.tensor(numbers, device=self.raw.device, dtype=self.raw.dtype)
         with torch.no_grad():
-            if is_parametrized(self, self.raw_name):
-                setattr(self, self.raw_name, raw)  # by the inverse of the user's parametrization
-            else:
-                self.raw.copy_(shard_like(raw, self.raw))
+            self.raw.copy_(shard_like(raw, self.raw))
 
     @property
     def raw(self) -> nn.Parameter:
@@ -224,29 +220,16 @@ class Hull(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Reject raw parameters that another kind of hull has saved, also with strict=False."""
-        errors, key = rest[4], prefix + self.raw_name
-        if reason := self._why_not_loadable(state_dict, prefix):
-            errors.append(f"{reason}; make this hull with the same arguments")
+        own = prefix + self.raw_name
+        saved = [key for key in state_dict if key.startswith(f"{prefix}raw_")]
+        if saved and own not in saved:
+            other = f"{saved[0]} was saved by another hull; this one, {self.spelling}, has {self.raw_name}"
+            rest[4].append(f"{other}; make this hull with the same arguments")
             return
-        for name in (key, f"{prefix}inner_scale"):
+        for name in (own, f"{prefix}inner_scale"):
             if name in state_dict and state_dict[name].dtype in (torch.float16, torch.bfloat16):
                 state_dict[name] = state_dict[name].float()  # assign=True would keep the type
         super()._load_from_state_dict(state_dict, prefix, *rest)
-
-    def _why_not_loadable(self, state_dict: dict[str, Any], prefix: str) -> str:
-        """Return why saved raw parameters do not fit this hull; an empty string if they do."""
-        own = prefix + self.raw_name
-        saved = [key for key in state_dict if key.startswith(f"{prefix}raw_")]
-        if saved and not any(own + suffix in saved for suffix in SUFFIXES):
-            return f"{saved[0]} was saved by another hull; this one, {self.spelling}, has {self.raw_name}"
-        has_scale = any(f"{prefix}inner_scale{suffix}" in state_dict for suffix in SUFFIXES)
-        if own in state_dict and has_scale != (self.inner_scale is not None):
-            return f"{own} was saved {'without' if self.inner_scale is not None else 'with'} an inner_scale"
-        shape = tuple(state_dict[own].shape) if own in state_dict else self.shape
-        if shape == self.shape:
-            return ""
-        groups = shape[0] if len(shape) == 2 else 1
-        return f"{own} of shape {shape} was saved with groups={groups}; this hull has groups={self.groups}"
 
     def local_rows(self) -> list[list[float]] | None:
         """Return the coefficients as numbers, one row per group, for printing, without communication between processes.

@@ -21,8 +21,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from hullo._compat import is_forward_mode, needs_plain_operations
-
 Transform = Callable[[Tensor], Tensor]
 Restrict = Callable[[Tensor, Tensor], Tensor]
 
@@ -96,7 +94,7 @@ class BuiltInParametrization(Parametrization):
     Args:
         formula: raw parameters to coefficients. Like `restrict`, it takes the functions to use as the argument `ops`.
         pullback: (raw, coefficients, gradient of the coefficients) to the gradient of the raw parameters.
-        transform: the formula with a derivative of its own.
+        transform: the formula with another derivative.
     """
 
     restrict: Callable[..., Any] | None = None
@@ -177,60 +175,15 @@ def feasible_gradient(coefficients: Any, gradient: Any, ops: Any = torch) -> Any
     return ops.where(inside, moved, ops.clamp_max(moved, 0))
 
 
-class _Projection(torch.autograd.Function):
-    """Project onto the simplex; the backward pass centers the gradient.
+def _replace_gradient(coefficients: Tensor, linear: Tensor) -> Tensor:
+    """Return the coefficients, with the derivative of a linear map of the raw parameters.
 
-    That is the Jacobian inside the simplex. On the boundary the Jacobian would never again give a gradient to a
-    coefficient at zero. Centring is linear everywhere, so gradients of micro-batches and of processes add up to that
-    of the whole batch; :mod:`hullo.optimizer_hook` restricts the sum to feasible directions before an optimizer step.
+    For a projection, that is its Jacobian inside the set. On the boundary the Jacobian would never again give a
+    gradient to a coefficient at zero. A linear map has the same derivative everywhere, so gradients of micro-batches
+    and of processes add up to that of the whole batch; :mod:`hullo.optimizer_hook` restricts the sum to feasible
+    directions before an optimizer step.
     """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def linear(values: Tensor) -> Tensor:
-        """Return the linear map, equal to its transpose, that the backward pass applies to the gradient."""
-        return _centred(values)
-
-    @staticmethod
-    def forward(raw: Tensor) -> Tensor:
-        projected: Tensor = nearest_in_simplex(raw)
-        return projected
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        """Save nothing: the backward pass needs only the gradient."""
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return _centred(gradient)
-
-
-class _Clamp(_Projection):
-    """Project onto the orthant, max(r, 0); the backward pass returns the gradient, for the reasons given above."""
-
-    @staticmethod
-    def linear(values: Tensor) -> Tensor:
-        return values
-
-    @staticmethod
-    def forward(raw: Tensor) -> Tensor:
-        return raw.clamp_min(0)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient.clone()
-
-
-def _apply(projection: type[_Projection], raw: Tensor) -> Tensor:
-    """Project, in plain operations where a Function is not supported; torch.export would drop its derivative."""
-    if is_forward_mode():  # PyTorch drops second derivatives of a Function that has a forward derivative
-        return projection.forward(raw)
-    if torch.compiler.is_exporting() or needs_plain_operations():
-        like = projection.linear(raw)
-        return projection.forward(raw).detach() + (like - like.detach())
-    projected: Tensor = projection.apply(raw)  # type: ignore[no-untyped-call]
-    return projected
+    return coefficients.detach() + (linear - linear.detach())
 
 
 _BUILT_IN |= {
@@ -242,7 +195,7 @@ _BUILT_IN |= {
             nearest_in_simplex,
             lambda c: c,
             lambda raw, c, gradient: _centred(gradient),
-            transform=lambda raw: _apply(_Projection, raw),
+            transform=lambda raw: _replace_gradient(nearest_in_simplex(raw), _centred(raw)),
             restrict=lambda raw, gradient, ops=torch: feasible_gradient(nearest_in_simplex(raw, ops), gradient, ops),
         ),
         BuiltInParametrization(
@@ -255,7 +208,7 @@ _BUILT_IN |= {
             lambda raw, ops=torch: ops.relu(raw),
             lambda c: c,
             lambda raw, c, gradient: gradient,
-            transform=lambda raw: _apply(_Clamp, raw),
+            transform=lambda raw: _replace_gradient(raw.clamp_min(0), raw),
             restrict=lambda raw, gradient, ops=torch: ops.where(raw > 0, gradient, ops.clamp_max(gradient, 0)),
         ),
         BuiltInParametrization(

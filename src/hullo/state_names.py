@@ -11,9 +11,6 @@ import re
 
 from hullo.bases import Base, get_base, list_bases
 
-SUFFIXES = ("", "_orig", "_mask", "_g", "_v")
-"""Suffixes of parameter names in a state_dict: `torch.nn.utils.prune` adds _orig and _mask, `weight_norm` _g and _v."""
-
 _TO_IDENTIFIER = str.maketrans("(,.-", "__pm", ")+")
 _TO_NUMBER = str.maketrans("pm", ".-")
 _PATTERN = re.compile(r"raw_([a-z][a-z0-9]*)(?:_dim_(m?\d+))?__(\w+)")

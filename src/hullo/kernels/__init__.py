@@ -26,7 +26,7 @@ from hullo.kernels.spec import CombineSpec
 
 __all__ = ["BACKENDS", "FUSED_DTYPES", "HAS_TRITON", "CombineSpec", "Kernel", "choose", "load", "reference"]
 
-FUSED_DTYPES = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
+FUSED_DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16))
 
 BACKENDS = ("reference", "cpu", "triton")
 
@@ -78,7 +78,7 @@ def _why_not_triton(x: Tensor, spec: CombineSpec) -> str:
     if not x.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
         return f"it supports CUDA tensors, and x is on {x.device}"
     if x.dtype not in FUSED_DTYPES:
-        return f"it supports float64, float32, float16 and bfloat16, and x has dtype {x.dtype}"
+        return f"it supports float32, float16 and bfloat16, and x has dtype {x.dtype}"
     if spec.has_formulas:
         return ""
     name = next(base.name for base in spec.bases if base.formula is None)

@@ -29,15 +29,14 @@ def kernel_source(
     changes: dict[str, list[str]] | None = None,
 ) -> str:
     """Return the text of the kernels `forward`, `backward`, `second` and `reduce`, of hull(x) or, if gated, of
-    hull(x) * up; with an order, of the combined derivatives of the bases. REAL is the type to compute in. Parts may be
-    changed."""
+    hull(x) * up; with an order, of the combined derivatives of the bases. Parts may be changed."""
     n = len(bases)
     raw = [f"r{i}" for i in range(n - parametrization.fewer)]
     c, g, d, w = ([f"{letter}{i}" for i in range(n)] for letter in "cgdw")
     found = levels(bases, order, 2 if gated else 3, Translator())
     (values, by_value), (slopes, by_slope) = found[:2]
     bends, by_bend = found[-1]  # of a gated hull there are no second derivatives
-    load_raw = [f"{r} = tl.load(raw_ptr + row * {len(raw)} + {i}).to(REAL)" for i, r in enumerate(raw)]
+    load_raw = [f"{r} = tl.load(raw_ptr + row * {len(raw)} + {i}).to(tl.float32)" for i, r in enumerate(raw)]
     coefficients = load_raw + TRANSFORMS[parametrization.name](raw, c)
     scaled: list[str] = []  # coefficients times the constant factors of formulas, once for all elements
 
@@ -67,7 +66,7 @@ def kernel_source(
             ["x", *(["up"] if gated else [])],
             [*values, f"y = ({combined}) * up" if gated else f"y = {combined}", store("y")],
         ),
-        "ZERO": [f"sum{i} = tl.zeros([ROWS, COLUMNS // PER_SUM], REAL)" for i in range(n)],
+        "ZERO": [f"sum{i} = tl.zeros([ROWS, COLUMNS // PER_SUM], tl.float32)" for i in range(n)],
         "BACKWARD": over_tiles(
             ["x", "dy", *(["up"] if gated else [])],
             [
@@ -79,7 +78,7 @@ def kernel_source(
                 *(f"sum{i} += add_up(dy * y{i}, PER_SUM)" for i in range(n)),
             ],
         ),
-        "WEIGHTS": [f"{wi} = tl.load(w_ptr + row * {n} + {i}).to(REAL)" for i, wi in enumerate(w)] + scaled,
+        "WEIGHTS": [f"{wi} = tl.load(w_ptr + row * {n} + {i}).to(tl.float32)" for i, wi in enumerate(w)] + scaled,
         "SECOND": over_tiles(
             ["x", "dy", "v"],
             [
@@ -98,7 +97,7 @@ def kernel_source(
         "STORE_SECOND_SUMS": store_sums([{i: factor} for i, factor in enumerate(by_slope)], n),
         "ZERO_TOTALS": [f"t{i} = tl.zeros([BLOCK], tl.float64)" for i in range(n)],
         "ADD_TOTALS": [f"t{i} += tl.load(partial_ptr + {i} * stride_n + at, mask=inside, other=0.0)" for i in range(n)],
-        "TOTALS": [f"g{i} = tl.sum(t{i}).to(REAL)" for i in range(n)],
+        "TOTALS": [f"g{i} = tl.sum(t{i}).to(tl.float32)" for i in range(n)],
         "PULL": PULLBACKS[parametrization.name](c, g, d),
         "STORE_RAW": [f"tl.store(out_ptr + row * {len(raw)} + {i}, {d[i]})" for i in range(len(raw))],
     }

@@ -26,7 +26,7 @@ Number = float | Tensor  # one for the whole block, or a column with one for eac
 
 def forward(x: Tensor, raw: Tensor, spec: CombineSpec) -> Tensor:
     x, order = dense(x)
-    coefficients = spec.parametrization.transform(raw.to(compute_dtype(x)))
+    coefficients = spec.parametrization.formula(raw.to(compute_dtype(x)))
     out = torch.empty_like(x)
     for rows, (block, target) in _blocks([x, out], order, raw, spec):
         wide = block.to(coefficients.dtype)
@@ -39,7 +39,7 @@ def backward(gradient: Tensor, x: Tensor, raw: Tensor, spec: CombineSpec) -> tup
     x, order = dense(x)
     gradient = laid_out_like(gradient, x, order)
     wide_raw = raw.to(compute_dtype(x))
-    coefficients = spec.parametrization.transform(wide_raw)
+    coefficients = spec.parametrization.formula(wide_raw)
     sums = torch.zeros_like(coefficients, dtype=torch.float64)
     out = torch.empty_like(x)
     for rows, (block, upstream, target) in _blocks([x, gradient, out], order, raw, spec):

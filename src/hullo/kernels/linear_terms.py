@@ -134,7 +134,7 @@ def kernel_parts(bases: Sequence[Base], by_table: bool = False) -> dict[str, lis
     return {
         "TERMS": [f"{name} = {factor}" for name, factor in factors.items()],
         "FORWARD": over_tiles(["x"], [*forward.lines, store("y")]),
-        "ZERO": [f"sum{i} = tl.zeros([ROWS, COLUMNS // PER_SUM], REAL)" for i in range(count)],
+        "ZERO": [f"sum{i} = tl.zeros([ROWS, COLUMNS // PER_SUM], tl.float32)" for i in range(count)],
         "BACKWARD": [*table, *over_tiles(["x", "dy"], [*work, f"dx = dy * ({slope})", store("dx"), *sums])],
         "STORE_SUMS": store_sums([{terms.index(t): f for t, f in row.items()} for row in rows], count, halves),
     }

@@ -21,15 +21,14 @@ from hullo._compat import current_cuda_device, empty_cuda
 from hullo.bases import Base
 from hullo.kernels import device_math, launcher, slope_table
 from hullo.kernels.codegen import kernel_source
-from hullo.kernels.device_math_float64 import FLOAT64
 from hullo.kernels.linear_terms import kernel_parts
-from hullo.kernels.spec import CombineSpec, compute_dtype, dense, extents, laid_out_like
+from hullo.kernels.spec import CombineSpec, dense, extents, laid_out_like
 from hullo.parametrizations import BuiltInParametrization
 
 _is_contiguous = Tensor.is_contiguous
 _HOOKS = triton.knobs.runtime.launch_enter_hook
 # Of four and more bases, forward and backward: the size of a tile, warps, programs per multiprocessor (0: one for each
-# tile) and stages, as measured on an H200; of float64 as of float32.
+# tile) and stages, as measured on an H200.
 MANY = {
     torch.bfloat16: ((1024, 4, 128, 1), (1024, 4, 30, 1)),
     torch.float16: ((1024, 4, 128, 1), (1024, 4, 27, 1)),
@@ -160,8 +159,8 @@ class _Launches(NamedTuple):
     def partials(self, x: Tensor) -> Tensor:
         """Allocate memory for the sums of every program."""
         if x.get_device() == current_cuda_device():  # in less time
-            return empty_cuda((self.sums,), (1,), compute_dtype(x))
-        return x.new_empty(self.sums, dtype=compute_dtype(x))
+            return empty_cuda((self.sums,), (1,), torch.float32)
+        return x.new_empty(self.sums, dtype=torch.float32)
 
 
 def _arrange(
@@ -201,7 +200,7 @@ def _launches(
     units = 4 if INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count
     programs = 8 * units
     early = device_math.HARDWARE.value and torch.cuda.get_device_capability(device) >= (9, 0)
-    precise, many = dtype in (torch.float32, torch.float64), len(bases) > 3
+    precise, many = dtype == torch.float32, len(bases) > 3
     by_column = groups > 1 and (inner < 64 or (inner < 512 and outer >= 64))
     # As measured on an H200: tiles large enough to keep memory busy, and small enough to leave registers.
     warps, limits = [4, 8 if many else 4], {}
@@ -212,7 +211,7 @@ def _launches(
         else:
             backward_tiling = tile(outer, groups, inner, 64, 2048, programs // 2)
     elif many:
-        (size, warps[0], share, stages), backward_choice = MANY[torch.float32 if precise else dtype]
+        (size, warps[0], share, stages), backward_choice = MANY[dtype]
         forward_tiling = tile(outer, groups, inner, None, size, share * units or None, stages)
         size, warps[1], share, stages = backward_choice
         backward_tiling = tile(outer, groups, inner, None, size, share * units, stages)
@@ -361,12 +360,10 @@ def build(text: str, label: str, dtype: torch.dtype, **known: Any) -> dict[str, 
         text.splitlines(keepends=True),
         name,
     )  # Triton reads its functions' source
-    real = tl.constexpr(tl.float64 if dtype == torch.float64 else tl.float32)
     scope: dict[str, Any] = {
         "__name__": name,
         "tl": tl,
         "triton": triton,
-        "REAL": real,
         **_words(dtype),
         **known,
     }
@@ -375,8 +372,6 @@ def build(text: str, label: str, dtype: torch.dtype, **known: Any) -> dict[str, 
 
 
 def _words(dtype: torch.dtype) -> dict[str, Any]:
-    if dtype == torch.float64:
-        return FLOAT64
     if dtype == torch.float32:
         return device_math.PRECISE
     if dtype == torch.bfloat16 and not INTERPRETED and torch.version.cuda is not None:

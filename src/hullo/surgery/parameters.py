@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any, cast
+from typing import Any
 
 from torch import nn
-from torch.nn.utils.parametrize import is_parametrized
 
-from hullo.state_names import SUFFIXES
 from hullo.surgery.sites import named_hulls
 
 Group = dict[str, Any]
@@ -125,13 +123,7 @@ def coefficient_parameters(model: nn.Module) -> list[nn.Parameter]:
         return parameters
     found: dict[nn.Parameter, None] = {}
     for hull in named_hulls("coefficient_parameters", model).values():
-        names = [hull.raw_name, *(["inner_scale"] if hull.inner_scale is not None else [])]
-        for name in names:
-            if is_parametrized(hull, name):  # by torch.nn.utils.parametrize
-                found |= dict.fromkeys(cast(nn.ModuleDict, hull.parametrizations)[name].parameters())
-            else:
-                own = [hull._parameters[name + suffix] for suffix in SUFFIXES if name + suffix in hull._parameters]
-                found |= dict.fromkeys(cast(list[nn.Parameter], own or [getattr(hull, name)]))
+        found |= dict.fromkeys(p for p in (hull.raw, hull.inner_scale) if p is not None)
     return list(found)
 
 
