@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import abc
 import copy
 import functools
+import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hullo
 
+T = TypeVar("T")
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 
 
@@ -196,6 +199,68 @@ class OtherInTraining(Base):
         return torch.tanh(self.b(x))
 
 
+def patched(self: Any, x: Tensor) -> Tensor:
+    return torch.sin(F.gelu(self.a(x)))
+
+
+class Patched(nn.Module):
+    """A function in the place of a forward, as libraries that patch models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part, self.act = Base(), nn.ReLU()
+        self.part.forward = types.MethodType(patched, self.part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.part(x))
+
+
+class Hooked(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.b.register_forward_pre_hook(lambda module, inputs: (F.silu(inputs[0]),))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.b(self.a(x)))
+
+
+class Mapped(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(torch.cat(list(map(F.relu, (self.a(x), self.b(x))))))
+
+
+class Buffered(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        out = torch.zeros_like(x)
+        with torch.no_grad():
+            torch.tanh(self.a(x), out=out)
+        return F.relu(self.b(x)) + out
+
+
+class Property(Base):
+    @property
+    def scale(self) -> Tensor:
+        return F.relu(self.b.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.a(x)) * self.scale
+
+
+class Interface(abc.ABC, Generic[T], Base):
+    """Its first bases have no dictionary for attributes."""
+
+    @abc.abstractmethod
+    def act(self, x: Tensor) -> Tensor: ...
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(torch.tanh(self.a(x)))
+
+
+class Implementation(Interface[int]):
+    def act(self, x: Tensor) -> Tensor:
+        return F.elu(x)
+
+
 # The model, its inputs, the hulls, and words of the reason for what is left.
 CASES: dict[type[nn.Module], tuple[Any, list[str], str]] = {
     CallsScript: (X, ["b_tanh"], "scripted code calls it"),
@@ -213,6 +278,12 @@ CASES: dict[type[nn.Module], tuple[Any, list[str], str]] = {
     ZeroStart: (X, ["a_relu"], ""),
     Unused: (X, ["a_tanh", "b_silu"], ""),
     OtherInTraining: (X, ["b_tanh"], "which of them answer each other is not clear"),
+    Patched: (X, ["act"], "patched calls it, which is not a method of a module"),
+    Hooked: (X, ["b_tanh"], "<lambda> calls it, which is not a method of a module"),
+    Mapped: (X, ["b_tanh"], "through another function, such as map"),
+    Buffered: (X, ["b_relu"], "writes its result to out"),
+    Property: (X, ["a_tanh"], "scale is a property"),
+    Implementation: (X, ["a_elu", "a_tanh"], ""),
     Lambdas: (X, ["a_relu.0", "a_relu.1"], ""),
     Table: (X, ["a_leaky_relu", "a_relu", "a_tanh"], ""),
 }

@@ -62,6 +62,8 @@ def name_of(function: Any) -> str:
 def read_call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Reading:
     """Return which activation a call of a function of PyTorch is; see :func:`name_of`."""
     name = name_of(function)
+    if kwargs.get("out") is not None:
+        return Reading(None, "it writes its result to out=")
     settings = dict(_SETTINGS.get(name, {}))
     settings |= dict(zip(settings, args[1 if args else 0 :], strict=False))
     settings |= {key: value for key, value in kwargs.items() if key in settings}

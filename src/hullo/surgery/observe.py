@@ -216,8 +216,8 @@ class Observer(TorchFunctionMode):
     ) -> None:
         self._inside += 1
         try:
-            found = _locate(sys._getframe(2), self.members)
             callee = callee if id(callee) in self.members else None  # one that the code makes is like a function
+            found = _locate(sys._getframe(2), self.members, callee)
             if found is None and callee is None:
                 return  # a call outside of the model
             if x is not None and not x.is_floating_point():
@@ -274,8 +274,11 @@ class _Found:
     below: types.FrameType | None = None  # the function that the method calls, if the call is not in the method
 
 
-def _locate(frame: types.FrameType | None, members: set[int]) -> _Found | None:
-    """Return the method of a module, and the frame in it, that makes a call; None if there is none."""
+def _locate(frame: types.FrameType | None, members: set[int], callee: nn.Module | None) -> _Found | None:
+    """Return the method of a module, and the frame in it, that makes a call; None if there is none.
+
+    A function that runs as a hook of a module, or instead of its forward, belongs to that module.
+    """
     first: types.FrameType | None = None
     below: types.FrameType | None = None
     while frame is not None:
@@ -286,6 +289,10 @@ def _locate(frame: types.FrameType | None, members: set[int]) -> _Found | None:
                 is_nested = method_of(type(owner), first.f_code) == method_of(type(owner), frame.f_code)
                 return _Found(owner, first if is_nested else frame, first, None if is_nested else below)
             below = frame
+        elif first is not None and callee is None and frame.f_code.co_name == "_call_impl":
+            owner = frame.f_locals["self"]
+            if id(owner) in members:
+                return _Found(owner, first, first, first)
         frame = frame.f_back
     return None
 

@@ -171,7 +171,7 @@ def _swap_observed(
                 raise
             for unit, error in blamed:
                 for call in (call for site in unit for call in site.calls):
-                    kind = ", which does not overwrite its input," if call.overwrites else " there:"
+                    kind = ", which does not overwrite its input," if call.overwrites else ""
                     call.reading = Reading(call.reading.known, f"a hull{kind} cannot replace it: {error}")
     keep(model, sites, hulls)
     for hull in hulls.values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 import sys
 from collections import Counter, defaultdict
@@ -279,12 +280,13 @@ def why_not_edited(call: Call) -> str:
     method = call.method
     if method is None:
         return "its calls must be changed, but no method of the model makes them"
+    name = method[2].__qualname__
     try:
         node = call_at(parse(method[2]), call.position)
     except LookupError:
-        node = None
-    if node is None:
-        return f"its calls must be changed, but the source of {method[2].__qualname__} is unavailable"
+        return f"its calls must be changed, but the source of {name} is unavailable"
+    if node is None or (isinstance(node.func, ast.Name) and hasattr(builtins, node.func.id)):
+        return f"its calls must be changed, but {name} makes them through another function, such as map"
     if input_of(node, call.argument) is None:
         return "the arguments of its calls are not written out"
     return why_not_rewritten(type(call.owner), method)

@@ -35,7 +35,9 @@ def functions_in(value: Any) -> list[types.FunctionType]:
 
 
 def _functions_in(value: Any, depth: int) -> Iterator[types.FunctionType]:
-    value = getattr(value, "__func__", value)
+    for name in ("__func__", "fget", "__wrapped__"):  # of a static or class method, a property, a decorator's object
+        if not isinstance(value, (types.FunctionType, type)):
+            value = getattr(value, name, value)
     if isinstance(value, types.FunctionType) and depth:
         yield value
         held = [cell.cell_contents for cell in value.__closure__ or () if not is_empty(cell)]

@@ -164,19 +164,6 @@ class PerIteration(nn.ModuleDict):
         return self[turns.hulls[key]]
 
 
-class _Derived(type):
-    """The metaclass of derived classes. It pickles them as what they are made of, since no module contains them."""
-
-    _hullo_written: tuple[type, tuple[NewMethod, ...]]
-
-
-def _metaclass(cls: type) -> type[_Derived]:
-    """Return a metaclass for subclasses of `cls`."""
-    meta = _Derived if type(cls) is type else type("Derived", (_Derived, type(cls)), {})
-    copyreg.pickle(meta, lambda made: (derived, made._hullo_written))  # type: ignore[attr-defined]
-    return meta
-
-
 class _Unregistered:
     """Do not register subclasses with their other bases."""
 
@@ -184,8 +171,24 @@ class _Unregistered:
         pass
 
 
-class _Rewritten(_Unregistered):
-    """The first base of derived classes; those between have its parent, so that they come later."""
+class _Derived(type):
+    """The metaclass of derived classes. It pickles them as what they are made of, since no module contains them.
+
+    Methods are found in `_Unregistered` first. It is not the first base: instances have the layout of that.
+    """
+
+    _hullo_written: tuple[type, tuple[NewMethod, ...]]
+
+    def mro(cls) -> list[type]:
+        first, *others = super().mro()
+        return [first, _Unregistered, *(other for other in others if other is not _Unregistered)]
+
+
+def _metaclass(cls: type) -> type[_Derived]:
+    """Return a metaclass for subclasses of `cls`."""
+    meta = _Derived if type(cls) is type else type("Derived", (_Derived, type(cls)), {})
+    copyreg.pickle(meta, lambda made: (derived, made._hullo_written))  # type: ignore[attr-defined]
+    return meta
 
 
 @functools.cache
@@ -207,13 +210,15 @@ def derived(cls: type, methods: tuple[NewMethod, ...]) -> type[nn.Module]:
     between = [type(home)(home.__name__, (_Unregistered, home), spaces[home]) for home in parents]
     space = {"_hullo_written": (cls, methods), "__doc__": cls.__doc__} | spaces[cls]
     space |= {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
-    new_class: Any = _metaclass(cls)(cls.__name__, (_Rewritten, cls, *between), space)
+    new_class: Any = _metaclass(cls)(cls.__name__, (cls, *between), space)
     return new_class  # type: ignore[no-any-return]
 
 
 def origin_of(home: type) -> type:
     """Return the class that defines the methods which a derived class, or one between, has rewritten."""
-    return home.__bases__[1] if issubclass(home.__bases__[0], _Unregistered) else home
+    if isinstance(home, _Derived):
+        return home.__bases__[0]
+    return home.__bases__[1] if home.__bases__[0] is _Unregistered else home
 
 
 def written(module: nn.Module) -> tuple[type, tuple[NewMethod, ...]]:
