@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from filelock import FileLock, Timeout
 
+from hullo.lab.errors import RunError
 from hullo.lab.signals import check_stop, unwinding
 
 if TYPE_CHECKING:
@@ -125,9 +126,17 @@ def locked(path: Path, on_wait: Callable[[int], None] = lambda _: None) -> Itera
         lock.release()
 
 
-def add_disk_full_hint(error: OSError, remedy: str) -> str:
-    """Return the remedy for an error of writing; if the disk is full, advise first to free disk space."""
-    return f"free disk space, or {remedy}" if error.errno in (errno.ENOSPC, errno.EDQUOT) else remedy
+@contextmanager
+def writing(path: Path, remedy: str = "choose another path") -> Iterator[None]:
+    """Turn an OSError of the block into a RunError that names the file and ends with the `remedy`."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        hint = "free disk space, or " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        where = os.fsdecode(error.filename or path)
+        raise RunError(f"cannot write {where}: {error.strerror}; {hint}{remedy}") from error
 
 
 def check_writable(path: Path) -> None:

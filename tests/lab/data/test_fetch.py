@@ -18,6 +18,7 @@ from hullo.lab.data import fashion_mnist
 from hullo.lab.data import fetch as fetching
 from hullo.lab.data.fetch import fetch
 from hullo.lab.data.release import Copy, DataError, Release
+from hullo.lab.errors import RunError
 
 CONTENTS = {name: random.Random(name).randbytes(100_000) for name in ("first.bin", "second.bin")}
 FILES = tuple(as_file(*item) for item in CONTENTS.items())
@@ -168,7 +169,7 @@ def test_full_disk_is_a_clear_error(packed, monkeypatch, code, remedy):
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(DataError, match=rf"cannot write {packed.root}: {os.strerror(code)}; {remedy}"):
+    with pytest.raises(RunError, match=rf"cannot write {packed.root}: {os.strerror(code)}; {remedy}"):
         bring(packed)
 
 
@@ -178,6 +179,7 @@ from pathlib import Path
 from rich.console import Console
 from hullo.lab.data import fashion_mnist
 from hullo.lab.data.fetch import fetch
+from hullo.lab.errors import RunError
 from hullo.lab.data.release import Copy, File, Release
 address, root, *files = sys.argv[1:]
 files = tuple(File(name, 100_000, digest) for name, digest in (file.split("=") for file in files))

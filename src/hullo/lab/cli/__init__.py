@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import hullo
-from hullo.lab.cli.common import Command, Commands
+from hullo.lab.cli.common import Commands, flag
 from hullo.lab.cli.compare import compare
 from hullo.lab.cli.data import data
 from hullo.lab.cli.figures import figures
@@ -27,7 +27,7 @@ app = typer.Typer(
     help="Activation functions that learn.",
 )
 for command in (compare, train, reproduce, table, figures, report):
-    app.command(cls=Command)(command)
+    app.command()(command)
 app.add_typer(data, name="data")
 
 
@@ -40,7 +40,7 @@ def _version(requested: bool) -> None:
 @app.callback()
 def main(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+        bool, flag("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import shlex
@@ -13,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from hullo.lab import signals
 from hullo.lab.errors import RunError
+from hullo.lab.files import writing
 from hullo.lab.progress import PipeConsole
 
 if TYPE_CHECKING:
@@ -57,60 +59,49 @@ ReadingOption = Annotated[
 ]
 DEFAULT_RECORD_PATHS = (Path("runs"), Path("results/table"), Path("results"))
 """Where records are looked for by default; the first that exists is used."""
-QuietOption = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
+flag = functools.partial(typer.Option, metavar="")
+"""An option without a value."""
+QuietOption = Annotated[bool, flag("--quiet", help="Show no progress.")]
 
 
 BROKEN_PIPE = 141
 """The exit code of a program that was ended by SIGPIPE, as shells report it."""
 
 
-class _PlainFlags:
-    def get_params(self, ctx: Any) -> Any:
-        """Return the parameters, flags without a metavar."""
-        params = super().get_params(ctx)  # type: ignore[misc]
-        for param in params:
-            if getattr(param, "is_flag", False):
-                param.metavar = ""
-        return params
+class Commands(TyperGroup):
+    """The group of all commands; turns exceptions into an exit code and at most one line, and warnings into lines.
 
-
-class Command(_PlainFlags, TyperCommand):
-    """A command whose help shows no type for flags."""
-
-
-class Group(_PlainFlags, TyperGroup):
-    """A group of commands whose help shows no type for flags."""
-
-
-class Commands(Group):
-    """The group of all commands; converts exceptions to an exit code and at most one line of output."""
+    A ValueError is a usage error (2), or a failure (1) if it is a RunError.
+    """
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""
         if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
             sys.stdout.reconfigure(errors="replace")  # ± on a terminal for ASCII
         try:
-            result = super().invoke(ctx)
+            with warnings.catch_warnings():
+                warnings.showwarning = lambda message, *_args, **_options: warn(str(message))
+                result = super().invoke(ctx)
             if sys.stdout:
                 sys.stdout.flush()
-        except KeyboardInterrupt:
-            typer.echo(f"hullo: {signals.describe()}", err=True)
-            raise typer.Exit(signals.exit_code()) from None
+            return result
+        except KeyboardInterrupt as interruption:
+            message, code = str(interruption) or signals.describe(), signals.exit_code()
         except BrokenPipeError:  # the reader closed the pipe, as in: hullo table | head
             _discard_output()
             raise typer.Exit(BROKEN_PIPE) from None
+        except ValueError as error:
+            message, code = str(error), 1 if isinstance(error, RunError) else 2
         except OSError as error:
-            typer.echo(f"hullo: {error.filename or 'standard output'}: {error.strerror or error}", err=True)
-            raise typer.Exit(1) from error
+            message, code = f"{error.filename or 'standard output'}: {error.strerror or error}", 1
         except (MemoryError, RuntimeError) as error:
             from hullo._compat import is_out_of_memory
 
             if not is_out_of_memory(error):
                 raise
-            remedy = "free some, or choose smaller batches or images"
-            typer.echo(f"hullo: memory ran out; {remedy}", err=True)
-            raise typer.Exit(1) from error
-        return result
+            message, code = "memory ran out; free some, or choose smaller batches or images", 1
+        typer.echo(f"hullo: {message}", err=True)
+        raise typer.Exit(code)
 
 
 def _discard_output() -> None:
@@ -119,39 +110,6 @@ def _discard_output() -> None:
         for stream in filter(None, (sys.stdout, sys.stderr)):
             with contextlib.suppress(OSError, ValueError):  # raised by streams without a file descriptor
                 os.dup2(nowhere.fileno(), stream.fileno())
-
-
-@contextlib.contextmanager
-def report_errors() -> Iterator[None]:
-    """Turn a ValueError into one line and exit code 2 (usage error), or 1 if it is a RunError."""
-    try:
-        yield
-    except ValueError as error:
-        typer.echo(f"hullo: {error}", err=True)
-        raise typer.Exit(1 if isinstance(error, RunError) else 2) from error
-
-
-@contextlib.contextmanager
-def report_warnings() -> Iterator[None]:
-    """Print Python's warnings as one line each, without the place in the source code."""
-    with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_args, **_options: warn(str(message))
-        yield
-
-
-@contextlib.contextmanager
-def report_write_errors(output: Path, remedy: str = "choose another path") -> Iterator[None]:
-    """Turn an OSError while files are written into one line that ends with the `remedy`, and exit code 1."""
-    from hullo.lab.files import add_disk_full_hint
-
-    with report_errors():
-        try:
-            yield
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            path = os.fsdecode(error.filename or output)
-            raise RunError(f"cannot write {path}: {error.strerror}; {add_disk_full_hint(error, remedy)}") from error
 
 
 def record_paths(records: list[Path] | None) -> list[Path]:
@@ -196,13 +154,11 @@ def console() -> PipeConsole:
 
 
 @contextlib.contextmanager
-def report_interruption(output: Path) -> Iterator[None]:
-    """Turn an interruption or a write error of a long command into one line that says how to resume."""
+def resumable(output: Path) -> Iterator[None]:
+    """Say how to resume, if a long command is interrupted or cannot write."""
     command = shlex.join(["hullo", *sys.argv[1:]])
-    remedy = "choose another directory with --output"
     try:
-        with report_write_errors(output, f"{remedy}; finished runs are kept, resume with: {command}"):
+        with writing(output, f"choose another directory with --output; finished runs are kept, resume with: {command}"):
             yield
     except KeyboardInterrupt:
-        typer.echo(f"hullo: stopped; what was done is kept in {output}; resume with: {command}", err=True)
-        raise typer.Exit(signals.exit_code()) from None
+        raise KeyboardInterrupt(f"stopped; what was done is kept in {output}; resume with: {command}") from None

@@ -7,15 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hullo.lab.cli.common import (
-    DeviceOption,
-    ImageSizeOption,
-    QuietOption,
-    console,
-    report_errors,
-    report_interruption,
-    report_warnings,
-)
+from hullo.lab.cli.common import DeviceOption, ImageSizeOption, QuietOption, console, resumable
 
 
 def compare(
@@ -77,7 +69,7 @@ def compare(
     from hullo.lab.comparison.candidates import DEFAULT
     from hullo.lab.comparison.files import open_files, open_network
 
-    with report_interruption(output), report_errors(), report_warnings():
+    with resumable(output):
         opened = open_files(data, target=target, image_size=image_size, regress=loss in ("mse", "mae"))
         result = run(
             open_network(network, opened),

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hullo.lab.cli.common import Command, DataOption, Group, QuietOption, console, report_errors, report_interruption
+from hullo.lab.cli.common import DataOption, QuietOption, console, flag, resumable
 
 if TYPE_CHECKING:
     from hullo.lab.data import Copy
     from hullo.lab.data.ilsvrc2012 import Home
 
-data = typer.Typer(cls=Group, no_args_is_help=True, help="Fetch, check, list and pack data sets.")
+data = typer.Typer(no_args_is_help=True, help="Fetch, check, list and pack data sets.")
 
 NamesArgument = Annotated[list[str] | None, typer.Argument(help="Names of data sets.", show_default="all")]
 
@@ -23,10 +23,9 @@ def _copies(names: list[str] | None, data_dir: Path | None) -> list[Copy]:
     from hullo.lab.data import RELEASES, find
     from hullo.lab.spec.recipes import AUGMENTATIONS, STREAMED
 
-    with report_errors():
-        if unknown := [name for name in names or () if name not in AUGMENTATIONS]:
-            raise ValueError(f"unknown data set {unknown[0]!r}; available: {', '.join(AUGMENTATIONS)}")
-        return [find(name, data_dir) for name in names or RELEASES if name not in STREAMED]
+    if unknown := [name for name in names or () if name not in AUGMENTATIONS]:
+        raise ValueError(f"unknown data set {unknown[0]!r}; available: {', '.join(AUGMENTATIONS)}")
+    return [find(name, data_dir) for name in names or RELEASES if name not in STREAMED]
 
 
 def _home(names: list[str] | None, data_dir: Path | None) -> Home | None:
@@ -38,21 +37,20 @@ def _home(names: list[str] | None, data_dir: Path | None) -> Home | None:
     return ilsvrc2012.Home(data_root(data_dir), name=packed[0]) if packed else None
 
 
-@data.command(cls=Command)
+@data.command()
 def fetch(names: NamesArgument = None, data_dir: DataOption = None, quiet: QuietOption = False) -> None:
     """Download data sets from their official addresses, unless they are there."""
     from hullo.lab.data.fetch import fetch
 
     for copy in _copies(names, data_dir):
-        with report_errors():
-            fetch(copy, console(), quiet=quiet)
+        fetch(copy, console(), quiet=quiet)
         typer.echo(f"{copy.release.name} is ready in {copy.folder}")
     if names and (home := _home(names, data_dir)):
         typer.echo(f"hullo: {home.explain_fetch()}", err=True)
         raise typer.Exit(1)
 
 
-@data.command(cls=Command)
+@data.command()
 def check(names: NamesArgument = None, data_dir: DataOption = None, quiet: QuietOption = False) -> None:
     """Verify the checksums of data sets; exit with 1 if a file is missing or differs.
 
@@ -67,7 +65,7 @@ def check(names: NamesArgument = None, data_dir: DataOption = None, quiet: Quiet
         for line in flaws.values() or [f"{copy.release.name} is ready in {copy.folder}"]:
             typer.echo(line)
     if home is not None and (names or any(home.packed.parent.glob("*"))):
-        with report_errors(), Progress(console(), quiet=quiet) as progress:
+        with Progress(console(), quiet=quiet) as progress:
             ready, lines = home.check(progress)
         is_intact = is_intact and ready
         for line in lines:
@@ -75,7 +73,7 @@ def check(names: NamesArgument = None, data_dir: DataOption = None, quiet: Quiet
     raise typer.Exit(not is_intact)
 
 
-@data.command("list", cls=Command)
+@data.command("list")
 def list_data(data_dir: DataOption = None) -> None:
     """List data sets with their state and location."""
     from rich.table import Table
@@ -87,8 +85,7 @@ def list_data(data_dir: DataOption = None) -> None:
         size = sum(file.size for file in copy.release.files)
         table.add_row(copy.release.name, copy.release.summary, f"{size / 1e6:.1f} MB", _state(copy), str(copy.folder))
     if home := _home(None, data_dir):
-        with report_errors():
-            table.add_row(*home.overview_row())
+        table.add_row(*home.overview_row())
     console().print(table)
 
 
@@ -100,7 +97,7 @@ def _state(copy: Copy) -> str:
     return f"{flawed} of {len(files)} files missing or damaged" if flawed else "ready"
 
 
-@data.command(cls=Command)
+@data.command()
 def pack(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="The data set: ilsvrc2012, or imagewoof, ten classes of it.")
@@ -113,7 +110,7 @@ def pack(
         ),
     ] = None,
     partial: Annotated[
-        bool, typer.Option("--partial", help="Pack the available images even if some are missing or broken.")
+        bool, flag("--partial", help="Pack the available images even if some are missing or broken.")
     ] = False,
     workers: Annotated[
         int | None, typer.Option(help="Number of decoding threads.", min=1, show_default="a few more than cores")
@@ -127,11 +124,10 @@ def pack(
     from hullo.lab.signals import unwinding
     from hullo.lab.spec.recipes import STREAMED
 
-    with report_errors():
-        if name not in STREAMED:
-            raise ValueError(f"cannot pack {name!r}; only {' and '.join(STREAMED)} need packing")
+    if name not in STREAMED:
+        raise ValueError(f"cannot pack {name!r}; only {' and '.join(STREAMED)} need packing")
     home = ilsvrc2012.Home(data_root(data_dir), source, name)
-    with Progress(console(), quiet=quiet) as progress, report_interruption(home.packed), unwinding():
+    with Progress(console(), quiet=quiet) as progress, resumable(home.packed), unwinding():
         packed = pack(home.source, home.packed, progress, partial=partial, workers=workers)
     counts = " and ".join(f"{split.num_images:,} {name}" for name, split in packed.splits.items())
     missing = sum(split.num_released - split.num_images for split in packed.splits.values())

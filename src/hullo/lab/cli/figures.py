@@ -8,13 +8,12 @@ from typing import Annotated
 import typer
 
 from hullo.lab.cli.common import (
-    DEFAULT_RECORD_PATHS,
     ExperimentsOption,
     ReadingOption,
     RecordsArgument,
+    flag,
     note_omitted,
-    report_errors,
-    report_write_errors,
+    record_paths,
     warn,
 )
 
@@ -45,38 +44,32 @@ def figures(
         list[str] | None,
         typer.Option("--format", help="png, pdf or svg; may be given several times.", show_default="png and pdf"),
     ] = None,
-    dark: Annotated[bool, typer.Option("--dark", help="Write PNG files for dark pages, too: NAME-dark.png.")] = False,
+    dark: Annotated[bool, flag("--dark", help="Write PNG files for dark pages, too: NAME-dark.png.")] = False,
     output: Annotated[Path, typer.Option(help="Directory for the figures.")] = Path("figures"),
 ) -> None:
     """Draw figures: accuracies, learned activations and coefficients; if asked for, the geometry of hulls."""
     from hullo.lab.analysis.experiments import experiments
     from hullo.lab.analysis.figures import FIGURES, FORMATS, WITHOUT_RECORDS, draw_figures, drawing, save
-    from hullo.lab.analysis.sources import HOW_TO_GET_RECORDS, read_records
-    from hullo.lab.files import make_directory
+    from hullo.lab.analysis.sources import read_records
+    from hullo.lab.files import make_directory, writing
 
-    with report_errors():
-        names = only or FIGURES
-        if unknown := [name for name in names if name not in (*FIGURES, *WITHOUT_RECORDS)]:
-            available = ", ".join((*FIGURES, *WITHOUT_RECORDS))
-            raise ValueError(f"unknown figure {unknown[0]!r}; available: {available}")
-        if unknown := [name for name in formats or () if name not in FORMATS]:
-            raise ValueError(f"unknown format {unknown[0]!r}; available: {', '.join(FORMATS)}")
-        need_records = [name for name in names if name in FIGURES]
-        paths = records or [path for path in DEFAULT_RECORD_PATHS if path.exists()][:1]
-        if need_records and not paths:
-            raise ValueError(f"no records for the figure {need_records[0]!r}; {HOW_TO_GET_RECORDS}")
-        loaded = read_records(paths, warn) if need_records else []
-        selected = (
-            experiments(loaded, reading=reading, epoch=epoch, columns=columns or (), rows=rows or (), warn=warn)
-            if loaded
-            else []
-        )
-        seeds = {record.spec.seed for experiment in selected for record in experiment.records}
-        if selected and seed is not None and seed not in seeds:
-            raise ValueError(f"no run has seed {seed}; available: {', '.join(map(str, sorted(seeds)))}")
-        make_directory(output)
+    names = only or FIGURES
+    if unknown := [name for name in names if name not in (*FIGURES, *WITHOUT_RECORDS)]:
+        available = ", ".join((*FIGURES, *WITHOUT_RECORDS))
+        raise ValueError(f"unknown figure {unknown[0]!r}; available: {available}")
+    if unknown := [name for name in formats or () if name not in FORMATS]:
+        raise ValueError(f"unknown format {unknown[0]!r}; available: {', '.join(FORMATS)}")
+    need_records = not set(names).isdisjoint(FIGURES)
+    loaded, selected = [], []
+    if need_records:
+        loaded = read_records(record_paths(records), warn)
+        selected = experiments(loaded, reading=reading, epoch=epoch, columns=columns or (), rows=rows or (), warn=warn)
+    seeds = {record.spec.seed for experiment in selected for record in experiment.records}
+    if selected and seed is not None and seed not in seeds:
+        raise ValueError(f"no run has seed {seed}; available: {', '.join(map(str, sorted(seeds)))}")
+    make_directory(output)
     note_omitted(loaded, selected, columns)
-    with report_write_errors(output), drawing():
+    with writing(output), drawing():
         for name, figure in draw_figures(selected, names, seed):
             if figure is None:
                 typer.echo(f"note: no {name}: no finished run among these learned activations", err=True)

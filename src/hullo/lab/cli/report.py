@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from hullo.lab.cli.common import RecordsArgument, record_paths, report_errors, report_write_errors, warn
+from hullo.lab.cli.common import RecordsArgument, record_paths, warn
+from hullo.lab.files import writing
 
 
 def report(
@@ -17,9 +18,7 @@ def report(
     """Write an interactive HTML page of the runs: accuracies and learned activations. It works offline."""
     from hullo.lab.analysis.report import gather, write_page
 
-    with report_errors():
-        paths = record_paths(records)
-        document = gather(paths, warn)
-    with report_write_errors(output):
+    document = gather(record_paths(records), warn)
+    with writing(output):
         write_page(document, output)
     typer.echo(f"report: {output}")

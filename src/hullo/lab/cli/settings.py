@@ -14,28 +14,7 @@ import typer
 
 from hullo.lab.cli.common import DataOption, DeviceOption, ImageSizeOption, QuietOption
 from hullo.lab.spec.paper import Column
-from hullo.lab.spec.run_spec import SETTING_TYPES
-
-SETTINGS = {
-    "epochs": ("Number of epochs.", "50; AlexNet: 90; your own: 20"),
-    "batch_size": ("Samples per batch.", "32; AlexNet: 256; your own: 64"),
-    "optimizer": ("rmsprop, sgd, adam or adamw.", "rmsprop; AlexNet: sgd; your own: adam"),
-    "lr": ("The learning rate.", "0.0001; AlexNet: 0.01; your own: 0.001"),
-    "schedule": (
-        "Learning rate schedule: constant; cosine, to 0 in the last epoch; inverse:D, lr / (1 + D * updates); step:N, "
-        "divided by 10 every N epochs.",
-        "inverse:1e-06; AlexNet: step:EPOCHS/4.5; your own: constant",
-    ),
-    "weight_decay": ("Weight decay of weights.", "0; AlexNet: 0.0005"),
-    "coefficient_lr_scale": ("Learning rate of the coefficients, as a multiple of --lr.", "1"),
-    "augment": (
-        "Augmentation of training images: none, flip, shift:F, or flip,shift:F.",
-        "flip,shift:0.1; your own: none",
-    ),
-    "precision": ("float32, or bfloat16: mixed precision by autocast.", "float32"),
-    "val_size": ("Number or fraction of training samples to hold out for validation, as in 5000 or 0.1.", "0"),
-}
-"""The fields of a spec that have options: their help and their defaults, as help shows them."""
+from hullo.lab.spec.run_spec import SETTING_TYPES, Spec
 
 
 class Engine(StrEnum):
@@ -97,14 +76,13 @@ class Where:
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """Replace the parameters `settings` and `where` of a command by options; repeated settings form a grid."""
     signature = inspect.signature(command, eval_str=True)
-    names = [field.name for field in fields(Where)]
-    options = {"settings": list(_setting_options()), "where": list(_where_options())}
+    settings, where = _setting_options(), _where_options()
+    options = {"settings": settings, "where": where}
     parameters = [option for p in signature.parameters.values() for option in options.get(p.name, [p])]
 
     def wrapper(**given: Any) -> None:
-        settings = {name: given.pop(name) for name in SETTINGS}
-        where = Where(**{name: given.pop(name) for name in names})
-        command(**given, settings=settings, where=where)
+        chosen, places = ({option.name: given.pop(option.name) for option in part} for part in (settings, where))
+        command(**given, settings=chosen, where=Where(**places))
 
     wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
     wrapper.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
@@ -112,21 +90,23 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     return wrapper
 
 
-def _where_options() -> Iterator[inspect.Parameter]:
+def _where_options() -> list[inspect.Parameter]:
     kinds = get_type_hints(Where, include_extras=True)
-    for field in fields(Where):
-        yield inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=kinds[field.name]
-        )
+    return [_option(item.name, item.default, kinds[item.name]) for item in fields(Where)]
 
 
-def _setting_options() -> Iterator[inspect.Parameter]:
-    for name, (text, default) in SETTINGS.items():
-        kind = str if name == "val_size" else SETTING_TYPES[name]
-        values: Any = list[kind] | None  # type: ignore[valid-type]
-        option = typer.Option(help=text, show_default=default, metavar=f"<{kind.__name__}>")
-        annotation: Any = Annotated[values, option]
-        yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+def _setting_options() -> list[inspect.Parameter]:
+    options = []
+    for item in fields(Spec):
+        if item.metadata:
+            kind: Any = str if item.name == "val_size" else SETTING_TYPES[item.name]
+            option = typer.Option(**item.metadata, metavar=f"<{kind.__name__}>")
+            options.append(_option(item.name, None, Annotated[list[kind] | None, option]))
+    return options
+
+
+def _option(name: str, default: Any, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def combine_settings(

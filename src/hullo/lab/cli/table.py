@@ -15,7 +15,6 @@ from hullo.lab.cli.common import (
     echo_finding,
     note_omitted,
     record_paths,
-    report_errors,
     warn,
 )
 
@@ -36,12 +35,11 @@ def table(
     from hullo.lab.analysis.tables.markdown import markdown_table
     from hullo.lab.analysis.tables.terminal import terminal_table
 
-    with report_errors():
-        if style not in FORMATS:
-            raise ValueError(f"unknown format {style!r}; available: {', '.join(FORMATS)}")
-        paths = record_paths(records)
-        loaded = read_records(paths, warn)
-        selected = experiments(loaded, reading=reading, epoch=epoch, columns=columns or (), warn=warn)
+    if style not in FORMATS:
+        raise ValueError(f"unknown format {style!r}; available: {', '.join(FORMATS)}")
+    paths = record_paths(records)
+    loaded = read_records(paths, warn)
+    selected = experiments(loaded, reading=reading, epoch=epoch, columns=columns or (), warn=warn)
     note_omitted(loaded, selected, columns)
     if style == "terminal":
         terminal = console()

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hullo.lab.cli.common import console, echo_finding, report_errors, report_interruption, report_warnings, warn
+from hullo.lab.cli.common import console, echo_finding, flag, resumable, warn
 from hullo.lab.cli.settings import Engine, Where, combine_settings, with_options
 from hullo.lab.spec.paper import Column
 from hullo.lab.spec.recipes import RECIPES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from hullo.lab.analysis.experiments import Experiment
     from hullo.lab.run.loaders import Loader
@@ -55,7 +54,7 @@ def train(
     *,
     settings: dict[str, list[Any] | None],
     where: Where,
-    no_weights: Annotated[bool, typer.Option("--no-weights", help="Do not save the trained network.")] = False,
+    no_weights: Annotated[bool, flag("--no-weights", help="Do not save the trained network.")] = False,
 ) -> None:
     """Train one network. The same command resumes an interrupted run.
 
@@ -88,7 +87,7 @@ def reproduce(
     *,
     settings: dict[str, list[Any] | None],
     where: Where,
-    weights: Annotated[bool, typer.Option("--weights", help="Save the trained networks.")] = False,
+    weights: Annotated[bool, flag("--weights", help="Save the trained networks.")] = False,
 ) -> None:
     """Train networks on data sets with all activations and seeds at once. The same command resumes interrupted runs.
 
@@ -97,8 +96,7 @@ def reproduce(
     from hullo.lab.run.sources import Source, split_experiment
     from hullo.lab.spec.paper import DATA_COLUMNS, ROWS
 
-    with report_errors():
-        names = [split_experiment(text) for text in experiments or map(str, DATA_COLUMNS)]
+    names = [split_experiment(text) for text in experiments or map(str, DATA_COLUMNS)]
     sources = [Source(*name, where.image_size) for name in names]
     _train(sources, activation or list(ROWS), range(seeds), settings, where, weights=weights, paper=not activation)
 
@@ -118,27 +116,27 @@ def _train(
     from hullo.lab.spec import Spec
     from hullo.lab.spec.paper import rows_of
 
-    with report_errors(), report_warnings():
-        where.check()
-        columns = [source.open() for source in sources]
-        specs = [
-            Spec.default(*column, row, seed=seed, **chosen)
-            for column in dict.fromkeys(columns)
-            for row in (rows_of(column) if paper else activations or [default_activation(column)])
-            for chosen in combine_settings(settings, column, where.data_dir)
-            for seed in seeds
-        ]
-        queue = RunQueue(specs, where.output, where.members, weights)
-        recorded = queue.records.find(queue.specs)
-    if any(spec.lr == 0 for spec in specs):
-        warn("--lr 0: no weight changes")
-    records = (_run_on_cluster if where.engine is Engine.RAY else _run)(queue, sources, where)
+    where.check()
+    columns = [source.open() for source in sources]
+    specs = [
+        Spec.default(*column, row, seed=seed, **chosen)
+        for column in dict.fromkeys(columns)
+        for row in (rows_of(column) if paper else activations or [default_activation(column)])
+        for chosen in combine_settings(settings, column, where.data_dir)
+        for seed in seeds
+    ]
+    queue = RunQueue(specs, where.output, where.members, weights)
+    recorded = queue.records.find(queue.specs)
+    with resumable(queue.output):
+        records = (_run_on_cluster if where.engine is Engine.RAY else _run)(queue, sources, where)
     networks = {column: source.network for column, source in zip(columns, sources, strict=True)}
     shown: list[Experiment] = []
     if len(records) == 1:
-        _show_run(records[0], where.output, networks, weights)
+        _show_run(records[0])
     else:
-        shown = _show_results(records, where.output, networks, weights)
+        shown = _show_results(records, where.output)
+    for what, spec in _choose_networks(records):
+        _echo_weights(what, spec, where.output, networks[spec.column], wanted=weights)
     if recorded:
         which = "this run was" if len(queue.specs) == 1 else f"{len(recorded)} of {len(queue.specs)} runs were"
         again = "change a setting, the seed or --output to train again"
@@ -158,14 +156,8 @@ def _run(queue: RunQueue, _: Sequence[Source], where: Where) -> list[Record]:
     from hullo.lab.run.local import LocalRunner
     from hullo.lab.spec.environment import choose_device, device_name, environment
 
-    with report_errors():
-        chosen = choose_device(local_device(where.device))
-    with (
-        report_interruption(queue.output),
-        report_warnings(),
-        join(chosen) as world,
-        Progress(console(), quiet=where.quiet or not world.is_main) as progress,
-    ):
+    chosen = choose_device(local_device(where.device))
+    with join(chosen) as world, Progress(console(), quiet=where.quiet or not world.is_main) as progress:
         loaders = {}
         for key, spec in {loader_key(spec): spec for spec in queue.specs}.items():
             progress.describe(f"loading {spec.column.without_hashes.data}")
@@ -187,10 +179,8 @@ def _run_on_cluster(queue: RunQueue, sources: Sequence[Source], where: Where) ->
     from hullo.lab.run.loaders import loader_key, open_loader
     from hullo.lab.signals import install, unwinding
 
-    with report_interruption(queue.output), unwinding(), ExitStack() as stack:
-        with report_errors():
-            stack.enter_context(connect(where.ray_address))
-            gpus = choose_gpus(where.gpus_per_task)
+    with unwinding(), connect(where.ray_address):
+        gpus = choose_gpus(where.gpus_per_task)
         install()  # Ray has installed its own signal handlers
         here = {loader_key(s): s for s in queue.specs if s.is_own_data}  # this machine may not have other data sets
         loaders = {key: open_loader(s, where.data_dir, torch.device("cpu")) for key, s in here.items()}
@@ -216,8 +206,8 @@ def _prepare(queue: RunQueue, loaders: Mapping[tuple[str, int, str], Loader], *,
     queue.prepare_output()
 
 
-def _show_run(record: Record, output: Path, networks: dict[Column, str], weights: bool) -> None:
-    """Print the result of one run and how to load its network."""
+def _show_run(record: Record) -> None:
+    """Print the result of one run."""
     spec, epoch = record.spec, record.chosen_epoch
     name = f"{spec.column.without_hashes}, {spec.activation}, seed {spec.seed}"
     ended = "" if not record.diverged else f"{record.ended}; "
@@ -225,7 +215,42 @@ def _show_run(record: Record, output: Path, networks: dict[Column, str], weights
     if record.val_accuracy:
         found += f", chosen for its {record.val_accuracy[epoch - 1]:.2f} % on held-out samples"
     typer.echo(f"{name}: {ended}{found}")
-    _echo_weights("the trained network", spec, output, networks[spec.column], wanted=weights)
+
+
+def _show_results(records: list[Record], output: Path) -> list[Experiment]:
+    """Print the tables of runs, and draw what was learned."""
+    from hullo.lab.analysis import experiments as analysis
+    from hullo.lab.analysis.figures import draw_activations, drawing, save, stem
+    from hullo.lab.analysis.tables.terminal import terminal_table
+
+    shown = analysis.experiments(records, warn=warn)
+    terminal, is_writable = console(), os.access(output, os.W_OK | os.X_OK)
+    for experiment in shown:
+        terminal.print(terminal_table(experiment, terminal.width), crop=False)
+        with resumable(output), drawing():
+            if is_writable and (figure := draw_activations(experiment)):
+                path, *_ = save(figure, output / f"{stem(experiment)}-activations")
+                typer.echo(f"learned activations: {path}")
+    if not is_writable:
+        typer.echo(f"note: learned activations are not drawn: {output} is read-only", err=True)
+    return shown
+
+
+def _choose_networks(records: list[Record]) -> Iterator[tuple[str, Spec]]:
+    """Yield a description and the spec of one network of each column, best on held-out samples if there are any."""
+    if len(records) == 1:
+        yield "the trained network", records[0].spec
+        return
+    for column in dict.fromkeys(record.spec.column for record in records):
+        runs = [record for record in records if record.spec.column == column and not record.diverged]
+        if not runs:
+            typer.echo(f"all runs of {column.without_hashes} diverged; a smaller --lr may help")
+            continue
+        what, best = "a network", runs[0]  # the test data choose no network
+        if all(record.val_accuracy for record in runs):
+            what = "the network that is best on held-out samples"
+            best = max(runs, key=lambda record: max(record.val_accuracy))
+        yield f"{what}, {best.spec.activation} with seed {best.spec.seed},", best.spec
 
 
 def _echo_weights(what: str, spec: Spec, output: Path, network: str, *, wanted: bool) -> None:
@@ -238,35 +263,3 @@ def _echo_weights(what: str, spec: Spec, output: Path, network: str, *, wanted: 
         typer.echo(f"load {what} with hullo.lab.load_network({str(weights)!r}{source})")
     elif wanted:
         typer.echo(f"there are no weights of {what} in {weights.parent}; to save them, choose another --output")
-
-
-def _show_results(records: list[Record], output: Path, networks: dict[Column, str], weights: bool) -> list[Experiment]:
-    """Print the tables of runs and how to load a network of each column; draw what was learned."""
-    from hullo.lab.analysis import experiments as analysis
-    from hullo.lab.analysis.figures import draw_activations, drawing, save, stem
-    from hullo.lab.analysis.tables.terminal import terminal_table
-
-    with report_errors():
-        shown = analysis.experiments(records, warn=warn)
-    terminal, is_writable = console(), os.access(output, os.W_OK | os.X_OK)
-    for experiment in shown:
-        terminal.print(terminal_table(experiment, terminal.width), crop=False)
-        with report_interruption(output), drawing():
-            if is_writable and (figure := draw_activations(experiment)):
-                path, *_ = save(figure, output / f"{stem(experiment)}-activations")
-                typer.echo(f"learned activations: {path}")
-    if not is_writable:
-        typer.echo(f"note: learned activations are not drawn: {output} is read-only", err=True)
-    for column in dict.fromkeys(record.spec.column for record in records):
-        runs = [record for record in records if record.spec.column == column and not record.diverged]
-        if not runs:
-            typer.echo(f"all runs of {column.without_hashes} diverged; a smaller --lr may help")
-            continue
-        if all(record.val_accuracy for record in runs):
-            best = max(runs, key=lambda record: max(record.val_accuracy))
-            what = f"the network that is best on held-out samples, {best.spec.activation} with seed {best.spec.seed},"
-        else:  # the test data choose no network
-            best = runs[0]
-            what = f"a network, {best.spec.activation} with seed {best.spec.seed},"
-        _echo_weights(what, best.spec, output, networks[column], wanted=weights)
-    return shown

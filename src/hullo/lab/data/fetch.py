@@ -12,7 +12,7 @@ from urllib.request import urlopen
 from rich.console import Console
 
 from hullo.lab.data.release import Copy, DataError, File
-from hullo.lab.files import add_disk_full_hint, atomic_write, locked, make_directory
+from hullo.lab.files import atomic_write, locked, make_directory, writing
 from hullo.lab.progress import Progress
 
 TIMEOUT = 30
@@ -32,14 +32,12 @@ def fetch(copy: Copy, console: Console, *, quiet: bool = False) -> None:
         if attempt == 0:
             progress.note(f"another process is fetching {copy.release.name}; waiting for it")
 
-    try:
-        with Progress(console, quiet=quiet) as progress, locked(copy.root / f".{copy.release.name}.lock", wait):
-            _download_missing(copy, progress)
-    except OSError as error:
-        raise DataError(
-            f"cannot write {error.filename or copy.root}: {error.strerror}; "
-            f"{add_disk_full_hint(error, 'choose another directory with --data')}"
-        ) from error
+    with (
+        writing(copy.root, "choose another directory with --data"),
+        Progress(console, quiet=quiet) as progress,
+        locked(copy.root / f".{copy.release.name}.lock", wait),
+    ):
+        _download_missing(copy, progress)
 
 
 def _download_missing(copy: Copy, progress: Progress) -> None:

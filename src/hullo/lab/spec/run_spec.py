@@ -6,7 +6,7 @@ import hashlib
 import re
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from hullo.lab.spec.activation import ActivationSpec
@@ -34,6 +34,11 @@ SETTING = re.compile(r"(?!(?:network|data|activation|seed|epochs)=)[^\W\d]\w*=[^
 """A setting of such a run; the number of epochs is counted, and the others have fields of their own."""
 
 
+def setting(default: Any, help_text: str, shown: str) -> Any:
+    """Return a field that the command line has as an option, with its help, and its default as help shows it."""
+    return field(default=default, metadata={"help": help_text, "show_default": shown})
+
+
 @dataclass(frozen=True)
 class Spec:
     """One training run: the network, the data set, the activation, the hyperparameters and the seed.
@@ -43,17 +48,7 @@ class Spec:
         data: a data set of the laboratory, such as "cifar10", or a user's, such as "images@1f2e3d4c".
         activation: such as ``relu`` or ``convex(identity,relu)``; ``own`` leaves the activations of a user's network.
         seed: seed of the initial weights, the order of samples, their augmentation and dropout.
-        epochs: number of epochs.
-        batch_size: samples per batch; the last batch of an epoch may be smaller, as in Keras, but not for AlexNet.
-        optimizer: "rmsprop", "sgd" with momentum 0.9, "adam" or "adamw".
-        lr: the learning rate.
-        schedule: learning rate schedule: "constant", "cosine", "inverse:D" or "step:N"; see
-            :func:`hullo.lab.spec.recipes.parse_schedule`.
-        weight_decay: weight decay of weights; biases, normalization layers and coefficients have none.
-        coefficient_lr_scale: learning rate of the coefficients as a multiple of `lr`.
-        augment: augmentation of training images, such as "flip,shift:0.1", or "none"; the default depends on the data.
-        precision: "float32", or "bfloat16" for mixed precision by autocast.
-        val_size: number of training samples to hold out for validation.
+        epochs, ...: the settings; each has its help and default for the command line beside it.
         settings: settings of a run that :func:`hullo.lab.record` wrote, as in "lr=0.001 width=64"; only these, the
             number of epochs and the first four fields describe such a run. None for runs of the laboratory.
 
@@ -76,16 +71,31 @@ class Spec:
     data: str
     activation: str
     seed: int = 0
-    epochs: int = 50
-    batch_size: int = 32
-    optimizer: str = "rmsprop"
-    lr: float = 1e-4
-    schedule: str = "inverse:1e-06"
-    weight_decay: float = 0.0
-    coefficient_lr_scale: float = 1.0
-    augment: str = ""
-    precision: str = "float32"
-    val_size: int = 0
+    epochs: int = setting(Recipe.epochs, "Number of epochs.", "50; AlexNet: 90; your own: 20")
+    batch_size: int = setting(Recipe.batch_size, "Samples per batch.", "32; AlexNet: 256; your own: 64")
+    optimizer: str = setting(
+        Recipe.optimizer, "rmsprop, sgd (momentum 0.9), adam or adamw.", "rmsprop; AlexNet: sgd; your own: adam"
+    )
+    lr: float = setting(Recipe.lr, "The learning rate.", "0.0001; AlexNet: 0.01; your own: 0.001")
+    schedule: str = setting(
+        Recipe.schedule,
+        "Learning rate schedule: constant; cosine, to 0 in the last epoch; inverse:D, lr / (1 + D * updates); step:N, "
+        "divided by 10 every N epochs.",
+        "inverse:1e-06; AlexNet: step:EPOCHS/4.5; your own: constant",
+    )
+    weight_decay: float = setting(
+        Recipe.weight_decay, "Weight decay of weights, not of biases, norms and coefficients.", "0; AlexNet: 0.0005"
+    )
+    coefficient_lr_scale: float = setting(1.0, "Learning rate of the coefficients, as a multiple of --lr.", "1")
+    augment: str = setting(
+        "",
+        "Augmentation of training images: none, flip, shift:F, or flip,shift:F.",
+        "flip,shift:0.1; your own: none",
+    )
+    precision: str = setting("float32", "float32, or bfloat16: mixed precision by autocast.", "float32")
+    val_size: int = setting(
+        0, "Number or fraction of training samples to hold out for validation, as in 5000 or 0.1.", "0"
+    )
     settings: str | None = None
 
     def __post_init__(self) -> None:
@@ -246,7 +256,7 @@ class Spec:
 
 
 _KINDS = {"int": int, "float": float, "str": str}
-SETTING_TYPES = {field.name: _KINDS[str(field.type)] for field in fields(Spec)[3:-1]}
+SETTING_TYPES = {item.name: _KINDS[str(item.type)] for item in fields(Spec)[3:-1]}
 """The types of the fields that have defaults, the seed among them."""
 
 

@@ -95,7 +95,7 @@ def test_diagrams_are_drawn_without_records_and_only_when_asked_for(
     assert written(tmp_path / "all" / "figures") == both("geometry", "pipeline")
     result = invoke("--only", "geometry", "--only", "accuracy")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith("hullo: no records for the figure 'accuracy'; make records first")
+    assert result.stderr.startswith("hullo: runs does not exist; make records first")
 
 
 def test_where_nothing_was_learned_a_line_says_so(tmp_path: Path) -> None:

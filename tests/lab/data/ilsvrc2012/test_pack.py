@@ -18,6 +18,7 @@ from PIL import Image
 from hullo.lab.data.ilsvrc2012.decoding import decode
 from hullo.lab.data.ilsvrc2012.pack import Pack, Shard
 from hullo.lab.data.release import DataError
+from hullo.lab.errors import RunError
 
 MADE = make_images()
 
@@ -143,7 +144,7 @@ def test_full_disk_is_a_clear_error_and_keeps_finished_shards(tmp_path, packed, 
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fill_up)
-        with pytest.raises(DataError, match=r"No space left .* free disk space"):
+        with pytest.raises(RunError, match=r"No space left .* free disk space"):
             pack(tmp_path / "source", other)
     before = inodes(other)
     assert len(before) == files // 2
@@ -159,7 +160,7 @@ def test_pack_under_repair_is_not_finished(tmp_path, packed, pack, monkeypatch):
 
     (packed.folder / "train-001.npy").unlink()
     monkeypatch.setattr(os, "fsync", fill_up)
-    with pytest.raises(DataError, match="No space left"):
+    with pytest.raises(RunError, match="No space left"):
         pack(tmp_path / "source", packed.folder)
     with pytest.raises(DataError, match="no finished pack"):
         Pack.open(packed.folder)

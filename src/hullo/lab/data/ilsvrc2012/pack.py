@@ -31,7 +31,7 @@ from torch import Tensor
 from hullo.lab.data.ilsvrc2012.decoding import SHAPE, ImageError, decode
 from hullo.lab.data.ilsvrc2012.source import SPLITS, EncodedImage, Source
 from hullo.lab.data.release import DataError
-from hullo.lab.files import add_disk_full_hint, atomic_write, locked, make_directory
+from hullo.lab.files import atomic_write, locked, make_directory, writing
 from hullo.lab.progress import Progress
 
 COMMAND = "hullo data pack ilsvrc2012"
@@ -244,21 +244,16 @@ def pack(source: Source, folder: Path, progress: Progress, *, partial: bool, wor
         for split, images in chosen.items()
         for number, start in enumerate(range(0, len(images), SHARD))
     }
-    try:
-        with locked(folder / ".lock", refuse):
-            missing = {path: images for path, images in layout.items() if not _is_done(path, images)}
-            if missing:
-                (folder / MANIFEST).unlink(missing_ok=True)
-            with ThreadPoolExecutor(workers) as threads:
-                for done, (path, images) in enumerate(missing.items(), len(layout) - len(missing)):
-                    progress.start_step(f"packing {path.stem}", done, len(layout))
-                    write_shard(path, images, threads, progress)
-            return _finish(source, folder, list(layout), partial=partial)
-    except OSError as error:
-        raise DataError(
-            f"cannot write {error.filename or folder}: {error.strerror}; finished shards are kept; "
-            f"{add_disk_full_hint(error, 'choose another directory with --data')}"
-        ) from error
+    remedy = "choose another directory with --data; finished shards are kept"
+    with writing(folder, remedy), locked(folder / ".lock", refuse):
+        missing = {path: images for path, images in layout.items() if not _is_done(path, images)}
+        if missing:
+            (folder / MANIFEST).unlink(missing_ok=True)
+        with ThreadPoolExecutor(workers) as threads:
+            for done, (path, images) in enumerate(missing.items(), len(layout) - len(missing)):
+                progress.start_step(f"packing {path.stem}", done, len(layout))
+                write_shard(path, images, threads, progress)
+        return _finish(source, folder, list(layout), partial=partial)
 
 
 def _choose(source: Source, progress: Progress, *, partial: bool) -> dict[str, list[EncodedImage]]:
