@@ -10,6 +10,8 @@ import typer
 from hullo.lab.cli.common import DataOption, QuietOption, console, flag, resumable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from hullo.lab.data import Copy
     from hullo.lab.data.ilsvrc2012 import Home
 
@@ -18,36 +20,27 @@ data = typer.Typer(no_args_is_help=True, help="Fetch, check, list and pack data 
 NamesArgument = Annotated[list[str] | None, typer.Argument(help="Names of data sets.", show_default="all")]
 
 
-def _copies(names: list[str] | None, data_dir: Path | None) -> list[Copy]:
-    """Return the copies of data sets; without names, of all that can be fetched."""
-    from hullo.lab.data import RELEASES, find
+def _find(names: Iterable[str], data_dir: Path | None) -> list[Copy | Home]:
+    from hullo.lab.data import data_root, find, ilsvrc2012
     from hullo.lab.spec.recipes import AUGMENTATIONS, STREAMED
 
-    if unknown := [name for name in names or () if name not in AUGMENTATIONS]:
+    if unknown := [name for name in names if name not in AUGMENTATIONS]:
         raise ValueError(f"unknown data set {unknown[0]!r}; available: {', '.join(AUGMENTATIONS)}")
-    return [find(name, data_dir) for name in names or RELEASES if name not in STREAMED]
-
-
-def _home(names: list[str] | None, data_dir: Path | None) -> Home | None:
-    """Return the home of the packed data set among the names; that of ilsvrc2012 if no names are given."""
-    from hullo.lab.data import data_root, ilsvrc2012
-    from hullo.lab.spec.recipes import STREAMED
-
-    packed = [name for name in names or STREAMED[:1] if name in STREAMED]
-    return ilsvrc2012.Home(data_root(data_dir), name=packed[0]) if packed else None
+    root = data_root(data_dir)
+    return [ilsvrc2012.Home(root, name=name) if name in STREAMED else find(name, data_dir) for name in names]
 
 
 @data.command()
 def fetch(names: NamesArgument = None, data_dir: DataOption = None, quiet: QuietOption = False) -> None:
     """Download data sets from their official addresses, unless they are there."""
+    from hullo.lab.data import RELEASES, Copy, DataError
     from hullo.lab.data.fetch import fetch
 
-    for copy in _copies(names, data_dir):
-        fetch(copy, console(), quiet=quiet)
-        typer.echo(f"{copy.release.name} is ready in {copy.folder}")
-    if names and (home := _home(names, data_dir)):
-        typer.echo(f"hullo: {home.explain_fetch()}", err=True)
-        raise typer.Exit(1)
+    for item in _find(names or RELEASES, data_dir):
+        if not isinstance(item, Copy):
+            raise DataError(item.explain_fetch())
+        fetch(item, console(), quiet=quiet)
+        typer.echo(f"{item.release.name} is ready in {item.folder}")
 
 
 @data.command()
@@ -56,17 +49,15 @@ def check(names: NamesArgument = None, data_dir: DataOption = None, quiet: Quiet
 
     Without names, ilsvrc2012 is checked only if some of its files exist: it cannot be fetched.
     """
+    from hullo.lab.data import RELEASES, data_root
+    from hullo.lab.data.ilsvrc2012 import NAME
     from hullo.lab.progress import Progress
 
-    home, is_intact = _home(names, data_dir), True
-    for copy in _copies(names, data_dir):
-        flaws = copy.flaws()
-        is_intact = is_intact and not flaws
-        for line in flaws.values() or [f"{copy.release.name} is ready in {copy.folder}"]:
-            typer.echo(line)
-    if home is not None and (names or any(home.packed.parent.glob("*"))):
+    by_default = [*RELEASES, *([NAME] if any((data_root(data_dir) / NAME).glob("*")) else [])]
+    is_intact = True
+    for item in _find(names or by_default, data_dir):
         with Progress(console(), quiet=quiet) as progress:
-            ready, lines = home.check(progress)
+            ready, lines = item.check(progress)
         is_intact = is_intact and ready
         for line in lines:
             typer.echo(line)
@@ -78,23 +69,15 @@ def list_data(data_dir: DataOption = None) -> None:
     """List data sets with their state and location."""
     from rich.table import Table
 
+    from hullo.lab.data import RELEASES
+    from hullo.lab.data.ilsvrc2012 import NAME
+
     table = Table("data set", "content", "size", box=None, pad_edge=False)
     table.add_column("state", no_wrap=True)
     table.add_column("location", overflow="fold")
-    for copy in _copies(None, data_dir):
-        size = sum(file.size for file in copy.release.files)
-        table.add_row(copy.release.name, copy.release.summary, f"{size / 1e6:.1f} MB", _state(copy), str(copy.folder))
-    if home := _home(None, data_dir):
-        table.add_row(*home.overview_row())
+    for item in _find((*RELEASES, NAME), data_dir):
+        table.add_row(*item.overview())
     console().print(table)
-
-
-def _state(copy: Copy) -> str:
-    files = copy.release.files
-    if not any((copy.folder / file.name).exists() for file in files):
-        return "not fetched"
-    flawed = len(copy.flaws())
-    return f"{flawed} of {len(files)} files missing or damaged" if flawed else "ready"
 
 
 @data.command()

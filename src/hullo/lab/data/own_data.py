@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import os
 import re
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -83,17 +81,17 @@ def _read_folder(folder: Path, image_size: int | None) -> tuple[list[Tensor], tu
         raise DataError(
             f"{folder / 'train'}: no samples of class {classes[min(absent)]}; add some, or remove the folder"
         )
-    mode = "L" if all(_is_gray(path) for path, _ in itertools.chain(*files)) else "RGB"
-    first, parts = files[0][0][0], []
-    size = _decode(first, mode, image_size).shape
-    for listed in files:
-        images = torch.empty(len(listed), *size, dtype=torch.uint8)
-        for i, (path, _) in enumerate(listed):
-            decoded = _decode(path, mode, image_size)
-            if decoded.shape != size:
-                raise DataError(f"images differ in size: {first} and {path}; give a size, as in --image-size 64")
-            images[i] = decoded
-        parts += [images, torch.tensor([label for _, label in listed])]
+    decoded = [[_decode(path, image_size) for path, _ in listed] for listed in files]
+    pairs = [pair for part in zip(files, decoded, strict=True) for pair in zip(*part, strict=True)]
+    ((first, _), sample), *_ = pairs
+    for (path, _), image in pairs:
+        if image.shape[1:] != sample.shape[1:]:
+            raise DataError(f"images differ in size: {first} and {path}; give a size, as in --image-size 64")
+    channels = max(len(image) for _, image in pairs)  # grayscale among color images is repeated
+    parts = []
+    for listed, pixels in zip(files, decoded, strict=True):
+        parts.append(torch.stack([image.expand(channels, -1, -1) for image in pixels]))
+        parts.append(torch.tensor([label for _, label in listed]))
     return parts, classes
 
 
@@ -116,37 +114,26 @@ def _list_images(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int
 
 def _walk(folder: Path) -> Iterator[Path]:
     """Yield the files under the folder of a class, also in linked folders, but no hidden ones."""
-    for root, folders, files in os.walk(folder, onerror=_refuse_unreadable, followlinks=True):
+    for root, folders, files in os.walk(folder, onerror=_raise, followlinks=True):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         yield from (Path(root, name) for name in files if not name.startswith("."))
 
 
-def _refuse_unreadable(error: OSError) -> None:
-    raise DataError(f"{error.filename} cannot be read: {error.strerror}; make it readable, or remove it") from error
+def _raise(error: OSError) -> None:
+    raise error
 
 
-@contextmanager
-def _open_image(path: Path) -> Iterator[Image.Image]:
-    """Open an image; an error that its content causes in the block becomes a DataError."""
+def _decode(path: Path, size: int | None) -> Tensor:
+    """Return an image, upright, as uint8 of shape (channels, height, width), with 1 channel or 3."""
     try:
-        with Image.open(path) as image:
-            yield image
+        with Image.open(path) as opened:
+            if opened.mode[0] in "IF":
+                raise ValueError("it has more than 8 bits per pixel; convert it to 8 bits, or store arrays in .npz")
+            mode = "L" if opened.mode in ("L", "1") else "RGB"
+            opened.load()  # which turns TIFF files
+            pixels = ImageOps.exif_transpose(opened).convert(mode)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise DataError(f"{path} cannot be read as an image: {error}") from None
-
-
-def _is_gray(path: Path) -> bool:
-    with _open_image(path) as image:
-        if image.mode[0] in "IF":
-            raise ValueError("it has more than 8 bits per pixel; convert it to 8 bits, or store arrays in a file .npz")
-        return image.mode in ("L", "1")
-
-
-def _decode(path: Path, mode: str, size: int | None) -> Tensor:
-    """Return an image, upright, as uint8 of shape (channels, height, width)."""
-    with _open_image(path) as opened:
-        opened.load()  # which turns TIFF files
-        pixels = ImageOps.exif_transpose(opened).convert(mode)
     if size is not None:
         scale = size / min(pixels.size)
         width, height = (max(size, round(side * scale)) for side in pixels.size)

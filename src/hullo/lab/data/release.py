@@ -102,6 +102,20 @@ class Copy:
                 flaws[file] = str(error)
         return flaws
 
+    def check(self, _: object = None) -> tuple[bool, list[str]]:
+        """Return whether the files are those of the release, and lines that describe what was found."""
+        flaws = self.flaws()
+        return not flaws, list(flaws.values()) or [f"{self.release.name} is ready in {self.folder}"]
+
+    def overview(self) -> tuple[str, str, str, str, str]:
+        """Return the name, the content, the size, the state and the location, for the list of data sets."""
+        release, flawed = self.release, len(self.flaws())
+        state = f"{flawed} of {len(release.files)} files missing or damaged" if flawed else "ready"
+        if not any((self.folder / file.name).exists() for file in release.files):
+            state = "not fetched"
+        size = f"{sum(file.size for file in release.files) / 1e6:.1f} MB"
+        return release.name, release.summary, size, state, str(self.folder)
+
     def load(self) -> Dataset:
         """Load the data set and verify its files."""
         return self.release.read(self.release.name, self.read)

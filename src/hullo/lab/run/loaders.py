@@ -139,7 +139,7 @@ class StreamingLoader:
         released = self.train.labels, self.val.labels[self.val_indices]
         self.train_labels, self.val_labels = (torch.searchsorted(classes, labels).to(device) for labels in released)
         self.task = DataShape(3, ilsvrc2012.CROP, len(classes))
-        self.mean = pack.mean.to(device)
+        self.mean = pack.load_mean().to(device)
         self.example = torch.zeros(2, 3, ilsvrc2012.CROP, ilsvrc2012.CROP)
 
     def batches(self, seeds: Tensor, epoch: int, size: int, start: int, world: World) -> Iterator[Batch]:

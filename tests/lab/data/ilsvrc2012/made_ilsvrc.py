@@ -5,6 +5,7 @@ import random
 import tarfile
 
 import numpy as np
+import torch
 from PIL import Image
 from scipy.io import savemat
 
@@ -91,3 +92,10 @@ def lay_out(folder, layout="flat", split=None):
         files |= train | (by_class if layout == "sorted" else {f"val/{name}": data for name, data in flat.items()})
     write(folder, files)
     return folder
+
+
+def read_images(images, indices):
+    """Return the pixels of packed images."""
+    out = np.empty((len(indices), 256, 256, 3), np.uint8)
+    images.read_into(out, np.array(indices))
+    return torch.from_numpy(out)

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 import torch
-from made_ilsvrc import TRAIN, TRUTH, WNIDS, lay_out
+from made_ilsvrc import TRAIN, TRUTH, WNIDS, lay_out, read_images
 from torch import nn
 from typer.testing import CliRunner
 
@@ -65,7 +65,7 @@ def test_batch_has_cropped_images_minus_mean_and_packed_labels(loader):
     assert [whole for whole, _, _ in batches] == [5, 5, 2]
     (order,) = draw_order(seeds[:1], epoch, 12)
     (crops,) = draw_crops(seeds[:1], epoch, order[None])
-    expected = crop(torch.stack([loader.train[number][0] for number in order.tolist()]), crops, loader.mean)
+    expected = crop(read_images(loader.train, order.tolist()), crops, loader.mean)
     assert torch.equal(torch.cat([images for _, images, _ in batches]), expected)
     assert torch.equal(torch.cat([labels for _, _, labels in batches]), loader.train.labels[order])
 
@@ -83,7 +83,7 @@ def test_evaluation_uses_the_center_crop_of_every_image_once(loader):
         batches = [batch for rank in range(processes) for batch in loader.eval_batches("test", World(rank, processes))]
         labels = torch.cat([labels for _, labels in batches])
         assert torch.equal(labels, loader.val.labels)
-        middle = crop(loader.val[4][0][None], center_crops(1), loader.mean)
+        middle = crop(read_images(loader.val, [4]), center_crops(1), loader.mean)
         assert torch.equal(torch.cat([images for images, _ in batches])[4:5], middle)
 
 
@@ -148,7 +148,7 @@ def test_partial_pack_has_the_classes_of_its_training_images(tmp_path, pack):
     for processes in (1, 3):
         batches = [batch for rank in range(processes) for batch in loader.eval_batches("test", World(rank, processes))]
         assert torch.equal(torch.cat([labels for _, labels in batches]), tested[numbers] // 2)
-        middle = crop(torch.stack([loader.val[n][0] for n in numbers.tolist()]), center_crops(4), loader.mean)
+        middle = crop(read_images(loader.val, numbers.tolist()), center_crops(4), loader.mean)
         assert torch.equal(torch.cat([images for images, _ in batches]), middle)
 
 

@@ -48,7 +48,6 @@ def test_incomplete_data_are_counted_and_packed_if_partial(tmp_path):
     assert packed.stdout.endswith(": 9 train and 5 val images; 4 missing or broken\n")
     checked = invoke("check", "ilsvrc2012", "--data", tmp_path)
     assert checked.exit_code == 1
-    assert "ILSVRC2012_val_00000003.JPEG is broken: neither JPEG nor PNG" in checked.stdout
     assert "incomplete, but usable" in checked.stdout
     assert "packed in part" in invoke("list", "--data", tmp_path).stdout
 

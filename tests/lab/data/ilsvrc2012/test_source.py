@@ -5,7 +5,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from made_ilsvrc import LAYOUTS, TRAIN, TRUTH, WNIDS, as_mat, as_tar, devkit_files, lay_out, make_images, write
 
-from hullo.lab.data.ilsvrc2012 import source as module
 from hullo.lab.data.ilsvrc2012.source import SPLITS, Source
 from hullo.lab.data.release import DataError
 
@@ -30,13 +29,9 @@ def test_labels_follow_sorted_wnids_and_val_labels_are_mapped(tmp_path, layout):
     assert [WNIDS[label] for label in devkit.val_labels] == [list(TRAIN)[number - 1] for number in TRUTH]
 
 
-def test_without_a_devkit_sorted_folders_define_the_classes(tmp_path, monkeypatch):
-    lay_out(tmp_path, "sorted")
+def test_without_a_devkit_sorted_folders_define_the_classes(tmp_path):
+    source = Source(lay_out(tmp_path, "sorted"))
     (tmp_path / "devkit").rename(tmp_path / "elsewhere")
-    with pytest.raises(DataError, match=r"no devkit.*ILSVRC2012_devkit_t12.tar.gz"):
-        Source(tmp_path).images("val")
-    monkeypatch.setattr(module, "NUM_CLASSES", 3)
-    source = Source(tmp_path)
     assert [WNIDS[image.label] for image in source.images("train")] == [
         wnid for wnid in WNIDS for _ in range(TRAIN[wnid])
     ]
@@ -82,8 +77,6 @@ def test_paths_in_tars_are_not_followed(tmp_path):
     [
         ("val/holiday.JPEG", "val", r"'holiday.JPEG' is in no folder"),
         ("train/n00000009/n00000009_1.JPEG", "train", "is in n00000009, which is not its class"),
-        ("val/n01000002/ILSVRC2012_val_00000001.JPEG", "val", "is in n01000002, which is not its class"),
-        ("val/ILSVRC2012_val_00000001.JPEG", "val", "twice"),
     ],
 )
 def test_misplaced_images_are_rejected(tmp_path, place, split, message):
@@ -95,14 +88,6 @@ def test_misplaced_images_are_rejected(tmp_path, place, split, message):
 def test_other_files_are_ignored(tmp_path):
     write(lay_out(tmp_path), {"train/README": b"", "train/n01000002/.DS_Store": b"", "val/labels.txt": b""})
     assert [len(Source(tmp_path).images(split)) for split in SPLITS] == [12, 6]
-
-
-def test_dangling_link_is_a_clear_error(tmp_path):
-    path = lay_out(tmp_path, "tars") / "ILSVRC2012_img_train.tar"
-    path.unlink()
-    path.symlink_to(tmp_path / "gone")
-    with pytest.raises(DataError, match=rf"{path} cannot be read \(No such file"):
-        Source(tmp_path).images("train")
 
 
 @pytest.mark.parametrize("missing", ["meta.mat", "ILSVRC2012_validation_ground_truth.txt"])

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from made_ilsvrc import read_images
 
 from hullo.lab.data.ilsvrc2012 import stream
 from hullo.lab.data.ilsvrc2012.stream import read_ahead, split_steps, to_device
@@ -46,7 +47,7 @@ def test_batches_have_the_given_order_with_any_number_of_threads(dataset, worker
     batches = list(read_ahead(dataset, split_steps(order, 5), workers=workers))
     assert [len(images) for images in batches] == [5] * 14 + [2]
     # all are still there: none was overwritten by a later one
-    assert torch.equal(torch.cat(batches), torch.stack([dataset[number][0] for number in order.tolist()]))
+    assert torch.equal(torch.cat(batches), read_images(dataset, order.tolist()))
 
 
 def test_only_a_few_batches_are_read_ahead(dataset):

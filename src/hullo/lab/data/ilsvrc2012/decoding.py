@@ -40,5 +40,5 @@ def decode(content: bytes) -> NDArray[np.uint8]:
     except UnidentifiedImageError as error:  # whose message is the address of a buffer
         raise ImageError("neither JPEG nor PNG") from error
     except Exception as error:  # Pillow raises exceptions of many types for damaged files
-        raise ImageError(str(error) or type(error).__name__) from error
+        raise ImageError(" ".join(str(error).split()) or type(error).__name__) from error
     return np.asarray(small)

@@ -49,8 +49,8 @@ class Home:
             f"{self.source.folder}, then run: {self.command}"
         )
 
-    def overview_row(self) -> tuple[str, str, str, str, str]:
-        """Return the row of the table of data sets: name, content, size, state and location."""
+    def overview(self) -> tuple[str, str, str, str, str]:
+        """Return the name, the content, the size, the state and the location, for the list of data sets."""
         size = f"{sum(NUM_RELEASED.values()) * IMAGE_BYTES / 1e6:,.1f} MB"
         if (self.packed / MANIFEST).exists():
             state = "packed" if Pack.open(self.packed).is_complete else "packed in part"
@@ -66,7 +66,6 @@ class Home:
         progress.start_step(f"verifying {self.packed}", 0, 1)
         if flaws := pack.find_flaws(progress.update):
             return False, [*flaws, f"delete the altered files, then run: {self.command}"]
-        lines = [f"{name} is broken: {why}" for split in pack.splits.values() for name, why in split.broken.items()]
         counts = (f"{split.num_images:,} of {split.num_released:,} {name}" for name, split in pack.splits.items())
         state = "ready" if pack.is_complete else "incomplete, but usable"
-        return pack.is_complete, [*lines, f"{self.name} is {state} in {self.packed}: {' and '.join(counts)} images"]
+        return pack.is_complete, [f"{self.name} is {state} in {self.packed}: {' and '.join(counts)} images"]

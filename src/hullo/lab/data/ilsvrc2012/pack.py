@@ -1,12 +1,12 @@
 """A pack of ILSVRC-2012: all images decoded once into a few large files, for random access.
 
     train-000.npy   uint8 (count, 256, 256, 3)
-    train-000.npz   names and labels of these images; why some are broken; their sum; the sha256 of train-000.npy
+    train-000.npz   names and labels of these images, their sum, the sha256 of train-000.npy
     mean.npy        the mean training image, float32
     manifest.json   written last
 
-A broken image, which cannot be decoded, has the label -1 and no pixels. If packing is killed, the next call writes
-only the missing shards, and those with broken images.
+Images that cannot be decoded are left out. If packing is killed, the next call writes only the missing shards, and
+those that lack images.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ import json
 import os
 import weakref
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -44,14 +43,12 @@ CHUNK = 256
 IMAGE_BYTES = int(np.prod(SHAPE))
 
 
-@dataclass(frozen=True)
-class Shard:
-    """A shard: the names and labels of its images, why some are broken, their sum, the digest of their pixels."""
+class Shard(NamedTuple):
+    """A shard: its file of pixels, the names and labels of its images, their sum, the digest of the pixels."""
 
     path: Path
     names: NDArray[np.str_]
     labels: NDArray[np.int64]
-    flaws: NDArray[np.str_]
     sum: NDArray[np.int64]
     digest: str
     offset: int  # of the first pixel in the file
@@ -61,49 +58,44 @@ class Shard:
         """Open a shard without reading its images."""
         try:
             with path.with_suffix(".npz").open("rb") as file, np.load(file) as index:
-                names, labels, flaws, total = (index[name] for name in ("names", "labels", "flaws", "sum"))
+                names, labels, total = (index[name] for name in ("names", "labels", "sum"))
                 digest = str(index["sha256"])
             pixels = np.load(path, mmap_mode="r")  # raises an error for a truncated file
         except (EOFError, LookupError, OSError, ValueError, zipfile.BadZipFile) as error:
             raise DataError(f"{path} is missing or damaged ({error}); make it again with: {COMMAND}") from error
-        return cls(path, names, labels, flaws, total, digest, pixels.offset)
-
-    @property
-    def broken(self) -> dict[str, str]:
-        """The images that could not be decoded, each with the reason."""
-        return {str(self.names[i]): str(self.flaws[i]) for i in (self.labels < 0).nonzero()[0]}
-
-    def holds(self, images: Sequence[EncodedImage]) -> bool:
-        """Return whether the shard contains these images, and none is broken."""
-        pairs = zip(self.names.tolist(), self.labels.tolist(), strict=True)
-        return list(pairs) == [(image.name, image.label) for image in images]
-
-    def is_intact(self) -> bool:
-        """Return whether the digest of the pixels is right."""
-        with self.path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest() == self.digest
+        return cls(path, names, labels, total, digest, pixels.offset)
 
 
 def write_shard(path: Path, images: Sequence[EncodedImage], threads: ThreadPoolExecutor, progress: Progress) -> None:
-    """Decode images into a shard."""
-    labels, flaws = np.array([image.label for image in images]), [""] * len(images)
-    total = np.zeros(SHAPE, np.int64)
+    """Decode images into a shard; those that cannot be decoded are left out, with a note."""
+    decoded, total = [], np.zeros(SHAPE, np.int64)
     with atomic_write(path) as file:
-        header = {"descr": "|u1", "fortran_order": False, "shape": (len(images), *SHAPE)}
-        np.lib.format.write_array_header_1_0(file, header)  # type: ignore[no-untyped-call]
+        _write_header(file, len(images))
         for start in range(0, len(images), CHUNK):
-            for i, pixels in enumerate(threads.map(_decode, images[start : start + CHUNK]), start):
+            chunk = images[start : start + CHUNK]
+            for image, pixels in zip(chunk, threads.map(_decode, chunk), strict=True):
                 if isinstance(pixels, str):
-                    progress.note(f"{images[i].name} is broken: {pixels}")
-                    labels[i], flaws[i], pixels = -1, pixels, np.zeros(SHAPE, np.uint8)
+                    progress.note(f"{image.name} is broken: {pixels}")
+                    continue
+                decoded.append(image)
                 total += pixels
                 file.write(pixels.data)
             progress.update(min(start + CHUNK, len(images)) / len(images))
-    with path.open("rb") as written:
-        digest = hashlib.file_digest(written, "sha256").hexdigest()
-    names = [image.name for image in images]
+        file.seek(0)
+        _write_header(file, len(decoded))  # as long as before: NumPy leaves room for a growing first dimension
+    names, labels = [image.name for image in decoded], [image.label for image in decoded]
     with atomic_write(path.with_suffix(".npz")) as file:
-        np.savez(file, names=names, labels=labels, flaws=flaws, sum=total, sha256=digest)
+        np.savez(file, names=names, labels=np.array(labels, np.int64), sum=total, sha256=_digest(path))
+
+
+def _write_header(file: Any, count: int) -> None:
+    header = {"descr": "|u1", "fortran_order": False, "shape": (count, *SHAPE)}
+    np.lib.format.write_array_header_1_0(file, header)  # type: ignore[no-untyped-call]
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _decode(image: EncodedImage) -> NDArray[np.uint8] | str:
@@ -113,17 +105,15 @@ def _decode(image: EncodedImage) -> NDArray[np.uint8] | str:
     except OSError as error:
         return f"cannot be read: {error.strerror}"
     except ImageError as error:
-        return "".join(filter(str.isprintable, str(error)))[:200]
+        return str(error)
 
 
-@dataclass(frozen=True)
-class Split:
-    """A split of a pack: its numbers of shards, of images, of released images; its broken images with the reasons."""
+class Split(NamedTuple):
+    """A split of a pack: its numbers of shards, of images, and of released images."""
 
     num_shards: int
     num_images: int
     num_released: int
-    broken: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -144,7 +134,7 @@ class Pack:
             values: dict[str, Any] = json.loads(path.read_bytes())
             if values["version"] != VERSION:
                 raise ValueError(f"format {values['version']}, this version of hullo reads {VERSION}")
-            splits = {split: Split(**values["splits"][split]) for split in SPLITS}
+            splits = {split: Split(*(values["splits"][split][name] for name in Split._fields)) for split in SPLITS}
             return cls(folder, [(wnid, words) for wnid, words in values["classes"]], splits)
         except (LookupError, OSError, TypeError, ValueError) as error:
             raise DataError(f"{path} cannot be used ({error}); delete it, then run: {COMMAND}") from error
@@ -154,33 +144,28 @@ class Pack:
         """Return whether the pack contains every released image."""
         return all(split.num_images == split.num_released for split in self.splits.values())
 
-    @cached_property
-    def mean(self) -> Tensor:
-        """The mean training image, float32 of shape (256, 256, 3)."""
-        path = self.folder / MEAN
-        try:
-            return torch.from_numpy(np.load(path))
-        except (EOFError, OSError, ValueError) as error:
-            raise DataError(f"{path} is missing or damaged ({error}); make it again with: {COMMAND}") from error
-
-    def shards(self, split: str) -> list[Path]:
-        """Return the paths of the shards of a split."""
-        return [self.folder / f"{split}-{number:03}.npy" for number in range(self.splits[split].num_shards)]
+    def load_mean(self) -> Tensor:
+        """Return the mean training image, float32 of shape (256, 256, 3)."""
+        return torch.from_numpy(np.load(self.folder / MEAN))
 
     def images(self, split: str) -> PackedImages:
         """Return the images of a split."""
-        return PackedImages(self.shards(split))
+        return PackedImages(list(self._shards(split)))
+
+    def _shards(self, *splits: str) -> Iterator[Path]:
+        for split in splits:
+            yield from (self.folder / f"{split}-{number:03}.npy" for number in range(self.splits[split].num_shards))
 
     def find_flaws(self, on_progress: Callable[[float], None]) -> list[str]:
         """Verify the digests of all shards; return a message for each that is missing or altered."""
 
         def check(path: Path) -> str:
             try:
-                return "" if Shard.open(path).is_intact() else f"{path} is altered"
+                return "" if Shard.open(path).digest == _digest(path) else f"{path} is altered"
             except DataError as error:
                 return str(error)
 
-        paths, flaws = [path for split in self.splits for path in self.shards(split)], []
+        paths, flaws = list(self._shards(*self.splits)), []
         with ThreadPoolExecutor() as threads:  # hashing releases the GIL
             for done, flaw in enumerate(threads.map(check, paths), 1):
                 flaws += [flaw] * bool(flaw)
@@ -196,7 +181,7 @@ class PackedImages:
         labels = np.concatenate([shard.labels for shard in shards])
         starts = [shard.offset + IMAGE_BYTES * np.arange(len(shard.labels)) for shard in shards]
         numbers = np.repeat(np.arange(len(shards)), [len(shard.labels) for shard in shards])
-        is_decoded = labels >= 0
+        is_decoded = labels >= 0  # earlier versions kept broken images, with the label -1
         self.labels = torch.from_numpy(labels[is_decoded])
         self._shard, self._start = numbers[is_decoded], np.concatenate(starts)[is_decoded]
         self._paths, self._files = paths, [os.open(path, os.O_RDONLY) for path in paths]
@@ -214,12 +199,6 @@ class PackedImages:
         for pixels, shard, start in zip(out, shards, self._start[indices].tolist(), strict=True):
             if os.preadv(self._files[shard], [pixels.data], start) != IMAGE_BYTES:
                 raise DataError(f"{self._paths[shard]} is truncated; make it again with: {COMMAND}")
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        """Return an image, uint8 of shape (256, 256, 3), and its label."""
-        out = np.empty((1, *SHAPE), np.uint8)
-        self.read_into(out, np.array([range(len(self))[index]]))
-        return torch.from_numpy(out[0]), int(self.labels[index])
 
 
 def _close(files: list[int]) -> None:
@@ -253,7 +232,7 @@ def pack(source: Source, folder: Path, progress: Progress, *, partial: bool, wor
             for done, (path, images) in enumerate(missing.items(), len(layout) - len(missing)):
                 progress.start_step(f"packing {path.stem}", done, len(layout))
                 write_shard(path, images, threads, progress)
-        return _finish(source, folder, list(layout), partial=partial)
+        return _finish(source, folder, layout, partial=partial)
 
 
 def _choose(source: Source, progress: Progress, *, partial: bool) -> dict[str, list[EncodedImage]]:
@@ -272,30 +251,30 @@ def _choose(source: Source, progress: Progress, *, partial: bool) -> dict[str, l
     return chosen
 
 
-def _is_done(path: Path, images: list[EncodedImage]) -> bool:
+def _is_done(path: Path, images: Sequence[EncodedImage]) -> bool:
+    """Return whether a shard contains exactly these images."""
     try:
-        return Shard.open(path).holds(images)
+        shard = Shard.open(path)
     except DataError:
         return False
+    pairs = zip(shard.names.tolist(), shard.labels.tolist(), strict=True)
+    return list(pairs) == [(image.name, image.label) for image in images]
 
 
-def _finish(source: Source, folder: Path, paths: list[Path], *, partial: bool) -> Pack:
+def _finish(source: Source, folder: Path, layout: Mapping[Path, Sequence[EncodedImage]], *, partial: bool) -> Pack:
     """Write the mean image and the manifest."""
-    shards = {split: [Shard.open(path) for path in paths if path.name.startswith(split)] for split in SPLITS}
-    splits = {}
-    for split, opened in shards.items():
-        broken = {name: reason for shard in opened for name, reason in shard.broken.items()}
-        num_images = sum(len(shard.labels) for shard in opened) - len(broken)
-        splits[split] = Split(len(opened), num_images, source.num_released(split), broken)
-    if (count := sum(len(split.broken) for split in splits.values())) and not partial:
+    shards = {split: [Shard.open(path) for path in layout if path.name.startswith(split)] for split in SPLITS}
+    counts = {split: sum(len(shard.labels) for shard in opened) for split, opened in shards.items()}
+    if (broken := sum(map(len, layout.values())) - sum(counts.values())) and not partial:
         raise DataError(
-            f"{count:,} images are broken; the others are packed in {folder}; replace the broken ones in "
+            f"{broken:,} images are broken; the others are packed in {folder}; replace the broken ones in "
             f"{source.folder} and pack again, or leave them out with --partial"
         )
+    splits = {name: Split(len(opened), counts[name], source.num_released(name)) for name, opened in shards.items()}
     total = np.sum([shard.sum for shard in shards["train"]], axis=0)
     with atomic_write(folder / MEAN) as file:
-        np.save(file, (total / max(1, splits["train"].num_images)).astype(np.float32))
-    values = {name: vars(split) for name, split in splits.items()}
+        np.save(file, (total / max(1, counts["train"])).astype(np.float32))
+    values = {name: split._asdict() for name, split in splits.items()}
     with atomic_write(folder / MANIFEST) as file:
         file.write(json.dumps({"version": VERSION, "classes": source.classes, "splits": values}, indent=1).encode())
     return Pack(folder, source.classes, splits)

@@ -7,7 +7,6 @@ import os
 import re
 import tarfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,22 +22,8 @@ TARS = {
 DEVKIT = File("ILSVRC2012_devkit_t12.tar.gz", 2_568_145, "fa75699e90414af021442c21a62c3abf", "md5")
 DEVKIT_FOLDERS = ("ILSVRC2012_devkit_t12", "devkit")
 NUM_RELEASED = {"train": 1_281_167, "val": 50_000}
-NUM_CLASSES = 1000
 
 _WNID = re.compile(r"n\d{8}")
-
-
-@contextmanager
-def readable(path: Path) -> Iterator[None]:
-    """Turn an OSError or a damaged tar into a DataError that names the file."""
-    try:
-        yield
-    except OSError as error:
-        raise DataError(
-            f"{error.filename or path} cannot be read ({error.strerror or error}); make it readable, then try again"
-        ) from error
-    except (EOFError, tarfile.TarError) as error:
-        raise DataError(f"{path} is truncated or damaged ({error}); download it again") from error
 
 
 class EncodedImage(NamedTuple):
@@ -80,11 +65,8 @@ class Source:
     @cached_property
     def devkit(self) -> Devkit | None:
         """The devkit, packed or extracted; None if there is none."""
-        for path in (self.folder / name for name in (DEVKIT.name, *DEVKIT_FOLDERS)):
-            if path.exists():
-                with readable(path):
-                    return _read_devkit(path)
-        return None
+        places = (self.folder / name for name in (DEVKIT.name, *DEVKIT_FOLDERS))
+        return next((_read_devkit(path) for path in places if path.exists()), None)
 
     @cached_property
     def classes(self) -> list[tuple[str, str]]:
@@ -93,17 +75,17 @@ class Source:
             return self.devkit.classes
         val = self.path_of("val")
         wnids = sorted(filter(_WNID.fullmatch, os.listdir(val))) if val.is_dir() else []
-        if len(wnids) != NUM_CLASSES:
+        if not wnids:
             raise DataError(
-                f"{self.folder} has no devkit, and val images are not sorted into {NUM_CLASSES} folders; put "
-                f"{DEVKIT.name} (md5 {DEVKIT.digest}) there"
+                f"{self.folder} has no devkit, and val images are not sorted into folders; put {DEVKIT.name} (md5 "
+                f"{DEVKIT.digest}) there"
             )
         return [(wnid, "") for wnid in wnids]
 
     def path_of(self, split: str) -> Path:
         """Return the tar or the folder of a split."""
         for path in (self.folder / TARS[split].name, self.folder / split):
-            if os.path.lexists(path):
+            if path.exists():
                 return path
         tars = " and ".join(tar.name for tar in TARS.values())
         raise DataError(
@@ -124,36 +106,31 @@ class Source:
         if split == "val" and self.devkit:
             numbered = enumerate(self.devkit.val_labels, 1)
             labels |= {f"ILSVRC2012_val_{number:08}.JPEG": label for number, label in numbered}
-        images: dict[str, EncodedImage] = {}
-        with readable(path):
-            for wnid, name, place in (
-                _list_tar(path, on_progress) if path.is_file() else _list_folder(path, on_progress)
-            ):
+        images = []
+        try:
+            for wnid, name, place in _list_tar(path, on_progress) if path.is_file() else _list_folder(path):
                 label = labels.get(name, labels.get(wnid))
-                if label is None or labels.get(wnid, label) != label:
+                if label is None:
                     where = f"{wnid}, which is not its class" if wnid else "no folder of a class"
                     raise DataError(f"{path}: {name!r} is in {where}; move it, or remove it")
-                if name in images:
-                    raise DataError(f"{path} has {name!r} twice; remove one of them")
-                images[name] = EncodedImage(name, label, *place)
+                images.append(EncodedImage(name, label, *place))
+        except tarfile.TarError as error:
+            raise _damaged(path, TARS[split], error) from error
         if not images:
             raise DataError(f"{path} contains no images, files named *.JPEG")
-        return sorted(images.values())
+        return sorted(images)
 
 
 Listing = Iterator[tuple[str, str, tuple[str, int, int]]]
 """Per image: the WordNet identifier of its folder or tar, if any, its name, and its file, first byte and size."""
 
 
-def _list_folder(folder: Path, on_progress: Callable[[float], None], wnid: str = "") -> Listing:
-    entries = sorted(os.listdir(folder))
-    for done, name in enumerate(entries, 1):
-        path = folder / name
-        if name.endswith(".JPEG"):
-            yield wnid, name, (str(path), 0, -1)
-        elif _WNID.fullmatch(name) and path.is_dir():
-            yield from _list_folder(path, lambda _: None, name)
-        on_progress(done / len(entries))
+def _list_folder(folder: Path, wnid: str = "") -> Listing:
+    for path in sorted(folder.iterdir()):
+        if path.name.endswith(".JPEG"):
+            yield wnid, path.name, (str(path), 0, -1)
+        elif _WNID.fullmatch(path.name) and path.is_dir():
+            yield from _list_folder(path, path.name)
 
 
 def _list_tar(path: Path, on_progress: Callable[[float], None]) -> Listing:
@@ -162,15 +139,12 @@ def _list_tar(path: Path, on_progress: Callable[[float], None]) -> Listing:
     def members(file: io.BufferedReader, wnid: str) -> Listing:
         with tarfile.open(fileobj=file, mode="r:") as tar:  # from the current position: also a tar within a tar
             for member in tar:
-                end = member.offset_data + member.size
-                if end > size:
-                    raise tarfile.ReadError(f"{member.name} would end at byte {end:,} of {size:,}")
                 if member.isreg() and member.name.endswith(".tar"):
                     file.seek(member.offset_data)
                     yield from members(file, Path(member.name).stem)
                 elif member.isreg() and member.name.endswith(".JPEG"):
                     yield wnid, Path(member.name).name, (str(path), member.offset_data, member.size)
-                on_progress(end / size)
+                on_progress(min(member.offset_data / size, 1.0))
 
     with path.open("rb") as file:
         yield from members(file, "")
@@ -183,8 +157,8 @@ def _read_devkit(path: Path) -> Devkit:
         raise DataError(
             f"{path} needs SciPy, which is not installed; install it: pip install '.[ilsvrc]' in a clone of hullo"
         ) from None
-    meta, truth = (_read_member(path, name) for name in ("meta.mat", "ILSVRC2012_validation_ground_truth.txt"))
     try:
+        meta, truth = (_read_member(path, name) for name in ("meta.mat", "ILSVRC2012_validation_ground_truth.txt"))
         synsets: Any = loadmat(io.BytesIO(meta), squeeze_me=True)["synsets"]
         leaves = sorted((item for item in synsets if item["num_children"] == 0), key=lambda item: str(item["WNID"]))
         label_of = {int(item["ILSVRC2012_ID"]): label for label, item in enumerate(leaves)}
@@ -194,9 +168,7 @@ def _read_devkit(path: Path) -> Devkit:
             [label_of[int(line)] for line in truth.split()],
         )
     except Exception as error:  # SciPy raises exceptions of many types for damaged files
-        raise DataError(
-            f"{path} is damaged ({type(error).__name__}: {error}); download {DEVKIT.name} (md5 {DEVKIT.digest}) again"
-        ) from error
+        raise _damaged(path, DEVKIT, error) from error
 
 
 def _read_member(path: Path, name: str) -> bytes:
@@ -204,8 +176,9 @@ def _read_member(path: Path, name: str) -> bytes:
     if path.name != DEVKIT.name:
         return (path / "data" / name).read_bytes()
     with tarfile.open(path) as tar:
-        try:
-            member = tar.extractfile(f"{DEVKIT.name.removesuffix('.tar.gz')}/data/{name}")
-        except KeyError as error:
-            raise tarfile.ReadError(f"no {name} in it") from error
+        member = tar.extractfile(f"{DEVKIT.name.removesuffix('.tar.gz')}/data/{name}")
         return member.read() if member else b""
+
+
+def _damaged(path: Path, file: File, error: Exception) -> DataError:
+    return DataError(f"{path} is truncated or damaged ({type(error).__name__}: {error}); download {file.name} again")
