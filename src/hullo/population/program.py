@@ -74,7 +74,7 @@ class Program:
         self.lowering: dict[fx.Node, str] = dict.fromkeys(counts, "own")
         self.last_uses = self._find_last_uses()
         written = [graph.inputs.get(node.name, ("", "")) for node in graph.changed]
-        self.mutated = {name for kind, name in written if kind == "tensor"} | {*graph.assigned}
+        self.mutated = {name for kind, name in written if kind == "tensor"}
 
     @property
     def draws(self) -> list[tuple[fx.Node, int]]:
@@ -88,9 +88,8 @@ class Program:
         for node in self.graph.nodes:
             if node.op == "placeholder":
                 kind, what = self.graph.inputs[node.name]
-                if kind == "tensor":  # of a buffer that is assigned, whoever reads it keeps the value
-                    value = tensors[what]
-                    env[node] = replace(value, tensor=value.tensor.clone()) if what in self.graph.assigned else value
+                if kind == "tensor":
+                    env[node] = tensors[what]
                 else:
                     env[node] = Value(what) if kind == "constant" else next(remaining)
         for regions, nodes in itertools.groupby(self.graph.nodes, lambda node: node.meta.get("regions", ())):
@@ -105,10 +104,7 @@ class Program:
             add_to_each([value.tensor for value, _ in added], [number for _, number in added])
         values = fx.node.map_arg(self.graph.nodes[-1].args[0], env.__getitem__)
         outputs = map_values(lambda value: _in_order(value.own(members).at(0, members)), values)
-        outputs, assigned = pytree.tree_unflatten(list(outputs), self.graph.output_spec)
-        for name, new in assigned.items():
-            tensors[name].tensor.copy_(new)
-        return outputs
+        return pytree.tree_unflatten(list(outputs), self.graph.output_spec)
 
     def _run_node(self, run: RunContext, node: fx.Node, env: dict[Any, Any]) -> None:
         """Compute a node, and forget the values that it uses as the last one."""

@@ -11,14 +11,14 @@ import re
 import threading
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, redirect_stderr
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.utils._pytree as pytree
-from torch import Tensor, fx, nn
+from torch import fx, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hullo.population.images import AugmentedImages
@@ -33,15 +33,16 @@ class LoweringError(RuntimeError):
     """Report which operation of a network cannot be computed for all members at once, and its line of source code."""
 
 
-def export(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.export.ExportedProgram:
+def export(
+    network: nn.Module, assigned: Collection[str], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> torch.export.ExportedProgram:
     """Trace a network on example inputs; a LoweringError says what cannot be traced, and where.
 
-    In the program, the network is the module "network". It returns what the network returns, and a dictionary of the
-    tensors that forward assigns to buffers.
+    In the program, the network is the module "network". `assigned` has the names of buffers to which forward assigns.
     """
     try:
         with _LOCK, _silenced(), _traceable():
-            return torch.export.export(_Root(network), args, kwargs, strict=False)
+            return torch.export.export(_Root(network, assigned), args, kwargs, strict=False)
     except LoweringError:
         raise
     except Exception as error:
@@ -49,27 +50,42 @@ def export(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 class _Root(nn.Module):
-    """Return what a network returns, and what it assigns to its buffers, which torch.export would refuse."""
+    """Return what a network returns, and write into its buffers what it assigns to them."""
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, assigned: Collection[str]) -> None:
         super().__init__()
         self.network = network
+        self.assigned = [name.rpartition(".") for name in assigned]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        before = dict(self.network.named_buffers(remove_duplicate=False))
-        output, assigned = self.network(*args, **kwargs), dict[str, Tensor]()
-        for name, new in list(self.network.named_buffers(remove_duplicate=False)):
-            if (old := before.get(name)) is None or old.shape != new.shape:
+        places = [(self.network.get_submodule(path)._buffers, leaf) for path, _, leaf in self.assigned]
+        registered: list[Any] = [buffers[leaf] for buffers, leaf in places]
+        for (buffers, leaf), old in zip(places, registered, strict=True):
+            buffers[leaf] = old.clone()  # whoever reads it keeps the value
+        output = self.network(*args, **kwargs)
+        for (buffers, leaf), old in zip(places, registered, strict=True):
+            old.copy_(buffers[leaf])
+            buffers[leaf] = old
+        register_dataclasses(output)
+        return output
+
+
+def call_once(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+    """Call a network, which may raise exceptions of its own, and return the names of buffers to which it assigns."""
+    before = {name: dict(module._buffers) for name, module in network.named_modules()}
+    network(*args, **kwargs)
+    assigned = []
+    for path, module in network.named_modules():
+        for leaf, new in module._buffers.items():
+            old, name = before.get(path, {}).get(leaf), f"{path}.{leaf}".removeprefix(".")
+            if new is not None and (old is None or old.shape != new.shape):
                 raise LoweringError(
-                    f"the forward of {type(self.network).__name__} registers {name!r}, of shape {tuple(new.shape)}, "
-                    "which members do not have; call the networks once before they join"
+                    f"the forward of {type(network).__name__} registers {name!r}, of shape {tuple(new.shape)}, which "
+                    "members do not have; call the networks once before they join"
                 )
             if new is not old:
-                path, _, leaf = name.rpartition(".")
-                self.network.get_submodule(path)._buffers[leaf] = old
-                assigned[name] = new
-        register_dataclasses(output)
-        return output, assigned
+                assigned.append(name)
+    return assigned
 
 
 def register_dataclasses(tree: Any) -> None:

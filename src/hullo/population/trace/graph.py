@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor, fx, nn
 
 from hullo.gating import GatedHull
@@ -58,9 +57,8 @@ class Graph:
             context managers.
         inputs: the source of each placeholder: ("tensor", name) for parameters and buffers, ("constant", tensor),
             ("input", None).
-        output_spec: the nesting of outputs: those of the network, and the tensors that it assigns to buffers by name.
+        output_spec: the nesting of outputs.
         changed: the placeholders of parameters and buffers that are written in place.
-        assigned: the names of the buffers to which it assigns tensors.
         rates: the numbers in which members differ, such as dropout rates, by node and position among its arguments; one
             per member.
     """
@@ -69,20 +67,24 @@ class Graph:
     inputs: Mapping[str, tuple[str, Any]]
     output_spec: Any
     changed: Collection[fx.Node]
-    assigned: Sequence[str]
     rates: Mapping[fx.Node, Mapping[int, Tensor]] = field(default_factory=dict)
 
 
 def read_graph(
-    network: nn.Module, sites: Sequence[ActivationSite], args: tuple[Any, ...], kwargs: dict[str, Any]
+    network: nn.Module,
+    sites: Sequence[ActivationSite],
+    assigned: Collection[str],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> Graph:
     """Trace a network on example inputs and return its graph; a LoweringError says what cannot be traced, and where.
 
-    The graph is valid only for inputs of the same shapes and for the current modes.
+    The graph is valid only for inputs of the same shapes and for the current modes. `assigned` has the names of buffers
+    to which forward assigns.
     """
     disable_cache(network)
     network = _with_placeholders(network, sites)
-    program = export(network, args, kwargs)
+    program = export(network, assigned, args, kwargs)
     kinds = torch.export.graph_signature.InputKind
     inputs: dict[str, tuple[str, Any]] = {}
     graph = program.graph_module.graph
@@ -105,10 +107,7 @@ def read_graph(
             )
     _inline_regions(program.graph_module)
     changed = Rewriter(graph, inputs).changed
-    spec = program.call_spec.out_spec
-    outputs: Any = graph.output_node().args[0]
-    _, assigned = pytree.tree_unflatten([getattr(item, "meta", {}).get("val", item) for item in outputs], spec)
-    return Graph(list(graph.nodes), inputs, spec, changed, list(assigned))
+    return Graph(list(graph.nodes), inputs, program.call_spec.out_spec, changed)
 
 
 _REGIONS: dict[str, tuple[Any, int]] = {

@@ -22,7 +22,7 @@ from hullo.population.members import Kind, fork_rng
 from hullo.population.rules import arguments
 from hullo.population.rules.recurrent import OPERATORS
 from hullo.population.sites import ActivationSite
-from hullo.population.trace.export import LoweringError, at_source
+from hullo.population.trace.export import LoweringError, at_source, call_once
 from hullo.population.trace.graph import Graph, read_graph
 from hullo.population.values import Value
 
@@ -74,10 +74,9 @@ def read_members(
         autocast = torch.autocast(device.type, enabled=False)
         grad_mode = torch.set_grad_enabled(torch.is_grad_enabled())
         with torch.inference_mode(False), grad_mode, autocast, without_saved_tensor_hooks():
-            args, kwargs = copy_arguments()
-            with fork_rng():  # a call raises the network's own exceptions, and fills its caches with values
-                member(k)(*args, **kwargs)
-            graphs[kind] = read_graph(member(k), sites, *copy_arguments())
+            with fork_rng():
+                assigned = call_once(member(k), *copy_arguments())
+            graphs[kind] = read_graph(member(k), sites, assigned, *copy_arguments())
     return graphs[kinds[0]] if len(graphs) == 1 else _merge(graphs, kinds, device)
 
 
