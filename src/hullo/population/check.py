@@ -202,7 +202,7 @@ class _Session:
 
         hooks = [module.register_forward_hook(compare) for module in names]
         try:
-            with SameDraws(self.program.draws, context):
+            with SameDraws(self.program.numbers, context):
                 result = network(*args, **kwargs)
         except Exception as error:
             raise _Difference("outputs", "it", f"raises {type(error).__name__}: {error}") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -27,9 +27,9 @@ class SameDraws(TorchFunctionMode):
         context: the seed and the step of the member.
     """
 
-    def __init__(self, nodes: Sequence[tuple[fx.Node, int]], context: Context) -> None:
+    def __init__(self, nodes: Mapping[fx.Node, int], context: Context) -> None:
         super().__init__()
-        self.nodes, self.context, self.entered = iter(nodes), context, list[Any]()
+        self.nodes, self.context, self.entered = iter(nodes.items()), context, list[Any]()
         targets = {_base_name(target) for target in RULES if is_random(target)}
         self.names = targets | {f"{name}_" for name in targets}
 

@@ -28,7 +28,7 @@ from hullo.population.members import (
     tensors_of,
 )
 from hullo.population.memory import count_bytes, record_saved, write_bytes
-from hullo.population.program import Program, RunContext
+from hullo.population.program import Program
 from hullo.population.rules import Context
 from hullo.population.sites import share_sites
 from hullo.population.trace.export import register_dataclasses
@@ -267,8 +267,7 @@ class Population(nn.Module):
             self.steps.add_(1)
         writes_parameters = any(self._aliases[name] in self._parameter_names for name in program.mutated)
         context = Context(len(self), self.seeds, self.steps, 0, self.first_sample, writes_parameters)
-        run = RunContext(context, self.activations, self.activations.rows(), observe)
-        return program.run(run, tensors, values)
+        return program.run(context, tensors, values, observe)
 
     def coefficient_parameters(self) -> list[nn.Parameter]:
         """Return the parameters of coefficients and inner scales, as :func:`hullo.coefficient_parameters` does."""
@@ -404,7 +403,7 @@ class Population(nn.Module):
         program = self._programs.pop(key, None)
         if program is None:
             graph = self._read_graph(leaves, spec)
-            program = Program(graph, self._sites, self.activations)
+            program = Program(graph, self.activations)
             changed = {self._aliases[name] for name in program.mutated}
             self.generation += bool(self._programs and changed & self._equal)
             self._changed |= changed

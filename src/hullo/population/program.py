@@ -7,7 +7,7 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,7 +20,6 @@ from hullo.population.activations import Activations
 from hullo.population.fusion import Fusion, find_fusions
 from hullo.population.rules import RULES, Context, arguments, noise, norms, recurrent, shapes  # noqa: F401  (they register rules)
 from hullo.population.rules.strides import STRIDED, call_strided
-from hullo.population.sites import ActivationSite
 from hullo.population.trace.export import LoweringError, at_source, source_of
 from hullo.population.trace.graph import SITE, Graph
 from hullo.population.trace.members import with_rates
@@ -44,31 +43,19 @@ _DIFFERENTIABLE = {
 """Operators without a derivative, and functions that compute the same, elementwise or with a rule of their own."""
 
 
-@dataclass(frozen=True)
-class RunContext:
-    """Hold the context of one run of a program."""
-
-    context: Context
-    activations: Activations
-    rows: Sequence[Sequence[Tensor]]  # the coefficients, as `activations.rows` returns them
-    observe: Callable[[fx.Node, Any], None] | None = None  # is called with each node and its value
-
-
 class Program:
     """Compute the nodes of a network's graph for all members.
 
     `lowering` is how each node was computed: by a "fused" kernel, by an "own" operation, once because it is "shared" by
-    all members, by "vmap", or in a "loop" over members.
+    all members, by "vmap", or in a "loop" over members. `numbers` has the nodes that may draw random numbers, in order.
     """
 
-    def __init__(self, graph: Graph, sites: Sequence[ActivationSite], activations: Activations) -> None:
-        self.graph, self.sites = graph, sites
+    def __init__(self, graph: Graph, activations: Activations) -> None:
+        self.graph, self.activations = graph, activations
         self.numbers = {node: i for i, node in enumerate(filter(_has_random_rule, graph.nodes))}
         fusions = find_fusions(graph.nodes, activations.fusable_calls, graph.changed)
         self.fusions = {fusion.last: fusion for fusion in fusions}
-        self.owner: dict[fx.Node, fx.Node] = {
-            node: fusion.last for fusion in self.fusions.values() for node in fusion.inner
-        }
+        self.owner = {node: fusion.last for fusion in self.fusions.values() for node in fusion.inner}
         counts: dict[Any, fx.Node] = {node.args[1]: node for node in graph.nodes if _is_count(node)}
         self.counts, self.skipped = list(counts), {*self.owner, *counts, *counts.values()}
         self.lowering: dict[fx.Node, str] = dict.fromkeys(counts, "own")
@@ -76,14 +63,19 @@ class Program:
         written = [graph.inputs.get(node.name, ("", "")) for node in graph.changed]
         self.mutated = {name for kind, name in written if kind == "tensor"}
 
-    @property
-    def draws(self) -> list[tuple[fx.Node, int]]:
-        """Return the nodes that may draw random numbers in the order in which they are computed, with their numbers."""
-        return list(self.numbers.items())
+    def run(
+        self,
+        context: Context,
+        tensors: Mapping[str, Value],
+        inputs: Sequence[Value],
+        observe: Callable[[fx.Node, Any], None] | None = None,
+    ) -> Any:
+        """Return the network's outputs, nested as the network returns them, with the members first in each tensor.
 
-    def run(self, run: RunContext, tensors: Mapping[str, Value], inputs: Sequence[Value]) -> Any:
-        """Return the network's outputs, nested as the network returns them, with the members first in each tensor."""
-        remaining, members = iter(inputs), run.context.members
+        `observe` is called with each node that is computed, and its value.
+        """
+        context = replace(context, rows=self.activations.rows())
+        remaining, members = iter(inputs), context.members
         env: dict[Any, Any] = {}  # by node; a copy for one user, by node and user
         for node in self.graph.nodes:
             if node.op == "placeholder":
@@ -97,8 +89,14 @@ class Program:
                 for enter in regions:
                     stack.enter_context(enter())
                 for node in nodes:
-                    if node.op == "call_function" and node not in self.skipped:
-                        self._run_node(run, node, env)
+                    if node.op != "call_function" or node in self.skipped:
+                        continue
+                    self._run_node(context, node, env)
+                    if observe is not None:
+                        observe(node, env[node])
+                    for done in self.last_uses.get(node, ()):
+                        env.pop(done, None)
+                        env.pop((done, node), None)
         if self.counts:  # all of them by one launch
             added = [_look_up(node.args, node, env) for node in self.counts]
             add_to_each([value.tensor for value, _ in added], [number for _, number in added])
@@ -106,10 +104,9 @@ class Program:
         outputs = map_values(lambda value: _in_order(value.own(members).at(0, members)), values)
         return pytree.tree_unflatten(list(outputs), self.graph.output_spec)
 
-    def _run_node(self, run: RunContext, node: fx.Node, env: dict[Any, Any]) -> None:
-        """Compute a node, and forget the values that it uses as the last one."""
+    def _run_node(self, context: Context, node: fx.Node, env: dict[Any, Any]) -> None:
         if fusion := self.fusions.get(node):
-            result = self._compute_fused(run, fusion, env)
+            result = self._compute_fused(context, fusion, env)
             env[node] = result[0]
             users = list(dict.fromkeys(self.owner.get(user, user) for user in node.users))
             if fusion.second is not None:
@@ -117,12 +114,7 @@ class Program:
             elif len(result) > 1 and len(users) > 1:
                 env[node, users[1]] = result[1]
         else:
-            env[node] = self._compute(run, node, env)
-        if run.observe is not None:
-            run.observe(node, env[node])
-        for done in self.last_uses.get(node, ()):
-            env.pop(done, None)
-            env.pop((done, node), None)
+            env[node] = self._compute(context, node, env)
 
     def _find_last_uses(self) -> dict[fx.Node, list[fx.Node]]:
         """Return the values that are used for the last time by each node."""
@@ -140,53 +132,50 @@ class Program:
                 last.setdefault(after, []).append(node)
         return last
 
-    def _compute_fused(self, run: RunContext, fusion: Fusion, env: Mapping[Any, Any]) -> tuple[Value, ...]:
+    def _compute_fused(self, context: Context, fusion: Fusion, env: Mapping[Any, Any]) -> tuple[Value, ...]:
         self.lowering[fusion.last] = "fused"
         site = None if fusion.act is None else fusion.act.site
-        rows = fusion.rows if site is None else run.rows[site][0]
-        context = run.context
+        rows = fusion.rows if site is None else context.rows[site][0]
         if fusion.dropout is not None:
             context = replace(context, number=self.numbers[fusion.dropout])
         return fusion.compute(lambda item: _look_up(item, fusion.last, env), rows, context)
 
-    def _compute(self, run: RunContext, node: fx.Node, env: dict[Any, Any]) -> Any:
+    def _compute(self, context: Context, node: fx.Node, env: dict[Any, Any]) -> Any:
         args, kwargs = _look_up(node.args, node, env), _look_up(node.kwargs, node, env)
         try:
-            return self._call(run, node, args, kwargs)
+            return self._call(context, node, args, kwargs)
         except LoweringError:
             raise
         except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
             if is_out_of_memory(error):
                 raise
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            what = f"the activation {self.sites[args[1]].path!r}" if node.target is SITE else node.target
+            what = f"the activation {self.activations.sites[args[1]].path!r}" if node.target is SITE else node.target
             raise LoweringError(f"cannot compute {what} for all members: {reason}{at_source(node)}") from error
 
-    def _call(self, run: RunContext, node: fx.Node, args: Any, kwargs: Any) -> Any:
+    def _call(self, context: Context, node: fx.Node, args: Any, kwargs: Any) -> Any:
         target = node.target
         if str(target).startswith(_ASSERTIONS):
             return None
         if target is SITE:
-            return self._call_site(run, node, *args)
+            x, index = args
+            self.lowering[node] = "loop" if self.activations.sites[index].functions else "own"
+            return self.activations.compute(index, context.rows, x)
         if target is operator.getitem or not isinstance(target, torch._ops.OpOverload):
             return target(*args, **kwargs)  # type: ignore[operator]
         if target is aten.copy_.default:  # to a parameter, which needs no history, or to a buffer
             tensor: Tensor = args[0].tensor
             with torch.set_grad_enabled(torch.is_grad_enabled() and not tensor.requires_grad):
-                tensor.copy_(args[1].at(0, run.context.members))
+                tensor.copy_(args[1].at(0, context.members))
             return args[0]
-        return self._call_operator(run, node, target, args, kwargs)
+        return self._call_operator(context, node, target, args, kwargs)
 
-    def _call_site(self, run: RunContext, node: fx.Node, x: Value, index: int) -> Value:
-        self.lowering[node] = "loop" if self.sites[index].functions else "own"
-        return run.activations.compute(index, run.rows, x)
-
-    def _call_operator(self, run: RunContext, node: fx.Node, target: Any, args: Any, kwargs: Any) -> Any:
-        function, members = _DIFFERENTIABLE.get(target, target), run.context.members
+    def _call_operator(self, context: Context, node: fx.Node, target: Any, args: Any, kwargs: Any) -> Any:
+        function = _DIFFERENTIABLE.get(target, target)
         if node in self.graph.rates:
             args = with_rates(node, args, self.graph.rates[node])
         if node in self.numbers:
-            run = replace(run, context=replace(run.context, number=self.numbers[node]))
+            context = replace(context, number=self.numbers[node])
         elif _is_random(target, node):
             raise LoweringError(
                 f"{target} draws other random numbers than a single member would{at_source(node)}; use nn.Dropout, "
@@ -194,12 +183,12 @@ class Program:
             )
         elif target in STRIDED:
             self.lowering[node] = "own"
-            return call_strided(members, node, *args, **kwargs)
+            return call_strided(context.members, node, *args, **kwargs)
         elif all(value.dim is None for value in values_in((args, kwargs))):
             self.lowering[node] = "shared"
             return call_shared(function, args, kwargs)
         if (rule := RULES.get(target)) is not None:
-            result = rule(run.context, *args, **kwargs)
+            result = rule(context, *args, **kwargs)
             if result is not NotImplemented:
                 self.lowering[node] = "own"
                 return result
@@ -217,7 +206,7 @@ class Program:
             except (RuntimeError, NotImplementedError):  # no rule for vmap, or an error that the loop raises, too
                 self.lowering[node] = "loop"
         self.lowering[node] = "loop"
-        return call_looped(target, args, kwargs, members)
+        return call_looped(target, args, kwargs, context.members)
 
     def explain(self) -> str:
         """Return how the operations of the last run were computed, those by vmap and loops with their source lines."""

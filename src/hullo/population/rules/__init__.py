@@ -7,7 +7,7 @@ which at least one differs between members. Elementwise operators need no rule. 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ class Context:
         number: index of a random operation in the network, from 0.
         first: index of the first sample, if the batch is part of a larger one.
         writes_parameters: whether the forward pass itself changes parameters.
+        rows: the coefficients of the calls of each site, as `Activations.rows` returns them.
     """
 
     members: int
@@ -35,6 +36,7 @@ class Context:
     number: int = 0
     first: int = 0
     writes_parameters: bool = False
+    rows: Sequence[Sequence[Tensor]] = ()
 
 
 def rule(*operators: Any) -> Callable[[Rule], Rule]:
