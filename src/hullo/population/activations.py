@@ -11,10 +11,11 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from hullo.bases import Base
@@ -42,7 +43,7 @@ code of a number that is not learned is negative.
 class InnerScales(nn.Module):
     """Hold a scale per row and base of a table, (K, R, N); it is one where a hull has no inner scale.
 
-    A hull with one scale for all its bases learns the number at its first base. Scales that are not learned are stored
+    A hull with one scale for all its bases learns the number at its first base. Scales that are not learned are those
     in `fixed`.
     """
 
@@ -50,19 +51,10 @@ class InnerScales(nn.Module):
     fixed: Tensor
     sources: Tensor  # the column with the scale of each base; -1 if it is not learned
 
-    def __init__(self, shape: Sequence[int]) -> None:
+    def __init__(self, scales: Tensor) -> None:
         super().__init__()
-        self.raw = nn.Parameter(torch.ones(*shape, dtype=torch.float64))
-        self.register_buffer("fixed", torch.ones(*shape, dtype=torch.float64))
-        self.register_buffer("sources", torch.full(tuple(shape), -1), persistent=False)
-
-    @torch.no_grad()
-    def add(self, k: int, rows: slice, columns: list[int], given: Tensor) -> None:
-        """Set the scales of member k at given rows and columns: one number per row, or one for each column."""
-        target = self.raw if given.requires_grad else self.fixed
-        target[k, rows, columns] = given.to(target)
-        if given.requires_grad:
-            self.sources[k, rows, columns] = torch.tensor(columns if given.shape[1] > 1 else columns[:1])
+        self.raw = nn.Parameter(scales.clone())
+        self.register_buffer("fixed", scales)
 
     def forward(self) -> Tensor:
         """Return the scale of every row and base."""
@@ -115,34 +107,42 @@ class Activations(nn.Module):
         self._starts, rows = _allocate(self.sites, members)
         shape = (members, rows, len(self.bases))
         numbers, codes = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.int8)
-        owners, scales = torch.arange(members * rows).view(shape[:2]), InnerScales(shape)
-        for i, k, span, columns, activation in self._spans():
+        scales = torch.ones(shape, dtype=dtype)
+        for _, k, span, columns, activation in self._spans():
             own, sign = columns[: activation.raw.shape[1]], 1 if activation.is_learned else -1
             numbers[k, span, own] = activation.raw.double().cpu()
             codes[k, span, columns] = sign * CODES["rest"]
             codes[k, span, own] = sign * CODES[activation.parametrization]
-            if self.sites[i].is_shared:
-                owners[k, span] = owners[0, self._starts[i][0] : self._starts[i][0] + activation.groups]
             if activation.scales is not None:
-                scales.add(k, span, columns, activation.scales)
+                scales[k, span, columns] = activation.scales.detach().to(scales)
         self.register_buffer("codes", codes)
         self.register_buffer("fixed", torch.where(codes < 0, numbers, 0.0))
-        self.register_buffer("owners", owners.flatten(), persistent=False)
+        like = next((item.raw for item in used if item.parametrization == "slope"), None)
         is_slope = codes == CODES["slope"]
         raw = torch.where((codes > 0) & ~is_slope, numbers, 0.0).to(dtype)
-        self._learns_coefficients = any(item.is_learned and item.parametrization != "slope" for item in used)
-        if self._learns_coefficients:
+        if any(item.is_learned and item.parametrization != "slope" for item in used):
             self.raw = nn.Parameter(raw)
         else:
             self.register_buffer("raw", raw, persistent=False)
-        self.slopes = None
-        if is_slope.any():
-            self.slopes = nn.Parameter(torch.where(is_slope, numbers, 0.0).sum(-1).to(dtype))
-        self.scales = scales.to(dtype) if any(site.is_scaled for site in self.sites) else None
-        dtypes = [item.raw.dtype for item in used if item.parametrization == "slope"]
-        self._slope_like = torch.empty(0, dtype=dtypes[0] if dtypes else dtype)  # of the precision of nn.PReLU
-        self._plans: dict[bool, _Plan] = {}
+        slopes = torch.where(is_slope, numbers, 0.0).sum(-1)  # of the precision of nn.PReLU
+        self.slopes = None if like is None else nn.Parameter(slopes.to(like.dtype), bool(is_slope.any()))
+        self.scales = InnerScales(scales) if any(site.is_scaled for site in self.sites) else None
+        self._index()
         watch(self)
+
+    def _index(self) -> None:
+        """Find the row with the numbers of each row, and the column with the scale of each base."""
+        owners = torch.arange(math.prod(self.codes.shape[:2])).view(self.codes.shape[:2])
+        sources = torch.full_like(self.codes, -1, dtype=torch.int64, device="cpu")
+        for i, k, span, columns, activation in self._spans():
+            if self.sites[i].is_shared:
+                owners[k, span] = owners[0, self._starts[i][0] : self._starts[i][0] + activation.groups]
+            if activation.scales is not None and activation.scales.requires_grad:
+                sources[k, span, columns] = torch.tensor(columns if activation.scales.shape[1] > 1 else columns[:1])
+        self.register_buffer("owners", owners.flatten().to(self.codes.device), persistent=False)
+        if self.scales is not None:
+            self.scales.register_buffer("sources", sources.to(self.codes.device), persistent=False)
+        self._plans: dict[bool, _Plan] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_plans": {}}
@@ -152,34 +152,28 @@ class Activations(nn.Module):
         watch(self)  # copies and unpickled populations
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        if apart := self._find_other_activations(*(state_dict.get(f"{prefix}{name}") for name in ("codes", "fixed"))):
-            rest[4].append(
-                f"the state was saved with other activations in members {apart}; make the population of the same "
-                "networks, in the same order"
-            )
-            return
+        codes, fixed = (state_dict.get(f"{prefix}{name}") for name in ("codes", "fixed"))
+        if codes is not None and fixed is not None and codes.shape == fixed.shape == self.codes.shape:
+            own = self.codes.to(codes.device)
+            apart = (codes != own) | ((own == -CODES["fixed"]) & (fixed != self.fixed.to(fixed)))
+            if members := apart.flatten(1).any(1).nonzero().flatten().tolist():
+                rest[4].append(
+                    f"the state was saved with other activations in members {members}; make the population of the same "
+                    "networks, in the same order"
+                )
+                return
         super()._load_from_state_dict(state_dict, prefix, *rest)
         with torch.no_grad():
             for plan in self._plans.values():
-                for kept, new in zip(plan.rows, self._make_rows(plan) if plan.rows else (), strict=True):
-                    for old_rows, new_rows in zip(kept, new, strict=True):
-                        old_rows.copy_(new_rows)  # in place, since a captured step reads them
-
-    def _find_other_activations(self, codes: Tensor | None, fixed: Tensor | None) -> list[int]:
-        """Return the members that have other parametrizations, bases or fixed activations in a state."""
-        if codes is None or fixed is None or not codes.shape == fixed.shape == self.codes.shape or codes.is_meta:
-            return []  # other errors say so
-        own, is_fixed = self.fixed.to(fixed), (self.codes == -CODES["fixed"]).to(fixed.device)
-        apart = (codes != self.codes.to(codes.device)) | (is_fixed & (fixed != own))
-        members: list[int] = apart.flatten(1).any(1).nonzero().flatten().tolist()
-        return members
+                if plan.rows:  # in place, since a captured step reads them
+                    pytree.tree_map(Tensor.copy_, plan.rows, self._make_rows(plan))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Activations:
-        exact = self.fixed
+        exact, slopes = self.fixed, None if self.slopes is None else self.slopes.data
         super()._apply(keep_float32(fn), recurse)  # type: ignore[no-untyped-call]
-        if self.fixed.dtype != exact.dtype:
-            self.fixed = exact.to(self.fixed.device)
-        self._slope_like = fn(self._slope_like)
+        self.fixed = exact.to(self.fixed.device)
+        if self.slopes is not None and slopes is not None:
+            self.slopes.data = fn(slopes)
         self._plans = {}
         return self
 
@@ -195,21 +189,27 @@ class Activations(nn.Module):
         found = [self.raw, None if self.scales is None else self.scales.raw]
         return [item for item in found if isinstance(item, nn.Parameter)]
 
-    def keep(self, members: Sequence[int]) -> Activations:
-        """Return the activations of some members."""
-        kept = Activations([site.keep(members) for site in self.sites], len(members), self.raw.dtype)
-        kept, own = kept.to(self.raw.device), self.state_dict()
-        kept._slope_like = self._slope_like
-        for name, tensor in kept.state_dict().items():
-            tensor.copy_(self.select(own[name], members, kept))
-        for name, parameter in kept.named_parameters():
-            parameter.requires_grad_(self.get_parameter(name).requires_grad)
-        return kept
+    def keep(self, members: Sequence[int]) -> Callable[[Tensor], Tensor]:
+        """Keep some members; return a function that takes the same part of tensors that are like parameters."""
+        owners, bases = self.owners, self.bases
+        self.sites = [replace(site, activations=[site.activations[k] for k in members]) for site in self.sites]
+        self._starts = [[starts[k] for k in members] for starts in self._starts]
+        used = {base for site in self.sites for item in site.activations for base in item.bases}
+        self.bases = tuple(base for base in bases if base in used)
+        columns = [bases.index(base) for base in self.bases]
 
-    def select(self, values: Tensor, members: Sequence[int], kept: Activations) -> Tensor:
-        """Return the part for some members, `kept`, of a tensor with values of each row."""
-        owned = values.flatten(0, 1)[self.owners].view(values.shape)[members][:, : kept.raw.shape[1]]
-        return owned if values.dim() == 2 else owned[..., [self.bases.index(item) for item in kept.bases]]
+        def select(values: Tensor) -> Tensor:
+            owned = values.flatten(0, 1)[owners].view(values.shape)[members]
+            return owned if values.dim() == 2 else owned[..., columns]
+
+        for module in self.modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                setattr(module, name, nn.Parameter(select(parameter.detach()), parameter.requires_grad))
+            for name, buffer in module.named_buffers(recurse=False):
+                if name not in ("owners", "sources"):
+                    setattr(module, name, select(buffer))
+        self._index()
+        return select
 
     @property
     def _plan(self) -> _Plan:
@@ -301,7 +301,7 @@ class Activations(nn.Module):
     def rows(self) -> list[list[Tensor]]:
         """Return the coefficients of the calls of each site, computed in one pass; cached if none is learned."""
         plan = self._plan
-        if self._learns_coefficients or self.slopes is not None:
+        if any(is_learned for _, _, is_learned in plan.groups):
             return self._make_rows(plan)
         if not plan.rows:
             with torch.inference_mode(False):
@@ -397,10 +397,9 @@ class Activations(nn.Module):
                 )
             if member == k and activation.parameter is not None:
                 own, table = numbers[span, columns[: activation.raw.shape[1]]], self.raw
-                if activation.parametrization == "slope":
-                    own, table = own.to(self._slope_like.dtype), self.raw if self.slopes is None else self.slopes
-                values = own if activation.inverse is None else activation.inverse(own)
-                yield f"{prefix}{activation.parameter}", values, activation.is_learned and table.requires_grad
+                if activation.parametrization == "slope" and self.slopes is not None:
+                    own, table = own.to(self.slopes.dtype), self.slopes
+                yield f"{prefix}{activation.parameter}", own, activation.is_learned and table.requires_grad
             if member == k and activation.scales is not None and self.scales is not None:
                 own, is_learned = scales[span, columns[: activation.scales.shape[1]]], self.scales.raw.requires_grad
                 yield f"{prefix}inner_scale", own, activation.scales.requires_grad and is_learned

@@ -101,7 +101,7 @@ def _choose(population: Population) -> list[int]:
     """Return some members: the first of each set of activation classes and rates, and the last."""
     kinds: dict[Any, int] = {}
     for k, network in enumerate(population._empty):
-        modules = [network.get_submodule(site.path) for site in population._sites]
+        modules = [network.get_submodule(site.path) for site in population.activations.sites]
         classes = [(type(module), getattr(module, "inplace", False)) for module in modules]
         kinds.setdefault((*classes, *population._kinds[k]), k)
     return sorted({*list(kinds.values())[: MOST_MEMBERS - 1], len(population) - 1})
@@ -132,7 +132,7 @@ class _Session:
 
     def __init__(self, population: Population, program: Program, values: Sequence[Any], spec: Any) -> None:
         self.population, self.program, self.values, self.spec = population, program, values, spec
-        self.shared = tuple(f"{site.path}." for site in population._sites if site.is_shared)
+        self.shared = tuple(f"{site.path}." for site in population.activations.sites if site.is_shared)
         self.made = _outputs_by_module(program)
         self.found: dict[fx.Node, dict[int, Tensor]] = {}  # what members computed in the population's last call
         self.module = ""  # the first one that differed in the last call of a member

@@ -276,12 +276,12 @@ class Optimizer:
             tensor.copy_(state[name])
 
     @torch.no_grad()
-    def _keep(self, members: Tensor, select: Callable[[str, Tensor], Tensor]) -> None:
+    def _keep(self, members: Tensor, select: Callable[[Tensor], Tensor]) -> None:
         """Keep some members; :meth:`Population.keep` calls this after it has changed the parameters.
 
         Args:
             members: the numbers of the members to keep.
-            select: a function from a name and a tensor like that parameter before to the part that is kept.
+            select: a function from a tensor like a parameter of activations before to the part that is kept.
         """
         before = list(self.parameters)
         self.parameters, self._frozen = self._split_parameters()
@@ -295,7 +295,10 @@ class Optimizer:
             vars(self)[name] = vars(self)[name][members]
         self.max_norm = None if self.max_norm is None else self.max_norm[members]
         self.state = {
-            kind: {name: select(name, tensors[name]) for name in self.parameters}
+            kind: {
+                name: select(tensors[name]) if name.startswith("activations.") else tensors[name][members]
+                for name in self.parameters
+            }
             for kind, tensors in self.state.items()
         }
         self._kept = members if self._kept is None else self._kept[members]

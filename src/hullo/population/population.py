@@ -102,7 +102,7 @@ class Population(nn.Module):
         if len(seeds) != len(networks):
             raise ValueError(f"{len(networks)} members need as many seeds, got {len(seeds)}")
         sites, self._kinds = compare(networks)
-        self._sites = share_sites(sites, shared_hulls)
+        sites = share_sites(sites, shared_hulls)
         self._empty = [empty_copy(network) for network in networks]
         self._aliases = aliases_of(networks[0])
         self._parameter_names = {name for name, _ in networks[0].named_parameters()}
@@ -113,7 +113,7 @@ class Population(nn.Module):
         self.numbers = list(range(len(networks)))  # of the members, among those that the population was made of
         self.register_load_state_dict_post_hook(_follow_state)  # type: ignore[no-untyped-call]
         self.first_sample = 0  # index of the first sample of a batch that is part of a larger one
-        tensors = [tensors_of(network, self._sites) for network in networks]
+        tensors = [tensors_of(network, sites) for network in networks]
         self.stacked = nn.Module()
         for name, first in tensors[0].items():
             stacked = torch.stack([member[name].detach() for member in tensors])
@@ -124,7 +124,7 @@ class Population(nn.Module):
         own = [*networks[0].parameters(), *networks[0].buffers()]
         is_wide = any(tensor.dtype in (torch.float64, torch.complex128) for tensor in own)
         wide = torch.float64 if is_wide else torch.float32
-        self.activations = Activations(self._sites, len(networks), wide)
+        self.activations = Activations(sites, len(networks), wide)
         self.register_buffer("seeds", torch.tensor(seeds, dtype=torch.int64))
         self.register_buffer("steps", torch.zeros(len(networks), dtype=torch.int64))
         self.to(next((tensor.device for tensor in own if tensor.is_floating_point()), "cpu"))
@@ -156,7 +156,7 @@ class Population(nn.Module):
         member = filled_copy(empty, tensors)
         for name, parameter in member.named_parameters():
             parameter.requires_grad_(is_learned[name])
-        sites = {site.path for site in self._sites}
+        sites = {site.path for site in self.activations.sites}
         for path, module in self._empty[0].named_modules():
             if path not in sites:
                 member.get_submodule(path).training = module.training
@@ -198,9 +198,8 @@ class Population(nn.Module):
         if not kept or len(set(kept)) < len(kept):
             raise ValueError(f"keep({kept}): give the numbers of the members to keep, each once, and at least one")
         at = torch.tensor(kept, device=self.seeds.device)
-        activations = self.activations
         with torch.inference_mode(False), torch.no_grad():
-            self.activations = activations.keep(kept)
+            select = self.activations.keep(kept)
             for name, tensor in self._stacked().items():
                 part: Tensor = tensor.detach()[at]
                 if isinstance(tensor, nn.Parameter):
@@ -211,16 +210,9 @@ class Population(nn.Module):
         self._empty, self._kinds = [self._empty[k] for k in kept], [self._kinds[k] for k in kept]
         for path, module in self._empty[0].named_modules():
             module.training = modes.get(path, module.training)
-        self._sites = self.activations.sites
         self._programs, self.copies = {}, {}
         self.generation += 1
         self.numbers = [self.numbers[k] for k in kept]
-
-        def select(name: str, values: Tensor) -> Tensor:
-            if name.startswith("activations."):
-                return activations.select(values, kept, self.activations)
-            return values[at]
-
         for reference in self.optimizers:
             if (optimizer := reference()) is not None:
                 optimizer._keep(at, select)
@@ -420,7 +412,7 @@ class Population(nn.Module):
     def _read_graph(self, leaves: Sequence[Any], spec: Any) -> Graph:
         """Return the graph of the members for example inputs; raise the networks' own exceptions."""
         examples = [self._in_own_precision(item).select(0) if isinstance(item, Value) else item for item in leaves]
-        return read_members(self.__getitem__, self._sites, self._kinds, self.seeds.device, examples, spec)
+        return read_members(self.__getitem__, self.activations.sites, self._kinds, self.seeds.device, examples, spec)
 
     def _in_own_precision(self, value: Value) -> Value:
         """Return an input; under autocast in the networks' dtype, since autocast is off in a trace."""

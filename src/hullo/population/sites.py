@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hullo.bases import Base, get_base
 from hullo.modules import Hull
-from hullo.parametrizations import BuiltInParametrization, get_parametrization
+from hullo.parametrizations import BuiltInParametrization
 from hullo.population.kernels.kinds import Kinds
 from hullo.population.values import Value
 from hullo.recognition.probe import read_module
@@ -38,10 +39,9 @@ class Activation:
         channel_dim: the dimension of the channels, where there are several groups.
         parameter: the name of the numbers in the module; None if they are no parameters.
         owner: the id of the parameter, equal for sites that share it.
-        inverse: the function from `raw` to the parameter, where these are not the same.
         scales: the inner scales, (groups, 1) or (groups, bases); None if there are none.
         function: a module that is not a combination of bases, and is called itself.
-        constants: the buffers of a module that is a fixed combination.
+        constants: the buffers of a module that is a fixed combination, or its parameter.
     """
 
     bases: tuple[Base, ...]
@@ -51,7 +51,6 @@ class Activation:
     channel_dim: int = 1
     parameter: str | None = None
     owner: int | None = None
-    inverse: Callable[[Tensor], Tensor] | None = None
     scales: Tensor | None = None
     function: nn.Module | None = None
     constants: tuple[tuple[str, Tensor], ...] = ()
@@ -61,46 +60,26 @@ class Activation:
         return len(self.raw)
 
     @property
-    def learns(self) -> bool:
-        """Return whether anything is learned."""
-        return self.is_learned or (self.scales is not None and self.scales.requires_grad)
-
-    @property
     def is_base(self) -> bool:
         """Return whether it is one base function, as it is."""
         is_one = len(self.bases) == 1 and bool((self.raw == 1).all())
         return self.parametrization == "fixed" and is_one and self.function is None
 
-    def equals(self, other: Activation) -> bool:
-        """Return whether another activation has the same bases, settings and numbers."""
-        settings = [(item.bases, item.parametrization, item.is_learned, item.channel_dim) for item in (self, other)]
-        pairs = ((self.raw, other.raw), (self.scales, other.scales))
-        return settings[0] == settings[1] and all(
-            a is b is None or (a is not None and b is not None and torch.equal(a, b)) for a, b in pairs
-        )
-
     @classmethod
     def of(cls, module: nn.Module) -> Activation | None:
         """Return the activation of a module; None if it is not a combination of bases."""
         if isinstance(module, Hull):
-            chosen, inverse = module.constraint.parametrization, None
-            raw, scales = module.raw.detach(), None
-            if not isinstance(chosen, BuiltInParametrization):  # which is frozen
-                raw, chosen, inverse = module.coefficients.detach(), get_parametrization("given"), chosen.inverse
+            chosen, scales = module.constraint.parametrization, None
             if module.inner_scale is not None:
                 scales = module.inner_scale.detach().reshape(module.groups, -1)
                 scales.requires_grad_(module.inner_scale.requires_grad)
-            return cls(
-                module.bases,
-                chosen.name,
-                raw.reshape(module.groups, -1),
-                module.raw.requires_grad,
-                module.spec.channel_dim,
-                module.raw_name,
-                id(module.raw),
-                inverse,
-                scales,
-            )
+            given: dict[str, Any] = {"channel_dim": module.spec.channel_dim, "scales": scales}
+            raw = module.raw.detach()
+            if not isinstance(chosen, BuiltInParametrization):  # which is frozen
+                rows = module.coefficients.detach().reshape(module.groups, -1)
+                return cls(module.bases, "fixed", rows, constants=((module.raw_name, raw),), **given)
+            given |= {"parameter": module.raw_name, "owner": id(module.raw), "is_learned": module.raw.requires_grad}
+            return cls(module.bases, chosen.name, raw.reshape(module.groups, -1), **given)
         if type(module) is nn.Identity:
             return cls((get_base("identity"),), "fixed", torch.ones(1, 1))
         if type(module) is nn.LeakyReLU and abs(module.negative_slope) <= 1:  # needs no base of its own
@@ -168,10 +147,6 @@ class ActivationSite:
     inplace: bool = False
     is_shared: bool = False
 
-    def keep(self, members: Sequence[int]) -> ActivationSite:
-        """Return the site of some members."""
-        return replace(self, activations=[self.activations[k] for k in members])
-
     @property
     def is_scaled(self) -> bool:
         """Return whether a hull has inner scales."""
@@ -218,28 +193,23 @@ def read_site(path: str, modules: Sequence[nn.Module], are_alike: bool) -> Activ
     """Return the site of the members' modules at a path: of activations, or of unlike modules that are called alone."""
     hooked = any(module._forward_hooks or module._forward_pre_hooks for module in modules)
     are_known = any(_is_activation(module) for module in modules)
-    if are_alike and not are_known:
-        return None
     for module in modules:
         if isinstance(module, Hull):
             _check_hull(path, module, hooked)
-    found = (
-        [Activation.of(module) or _call_of(module) for module in modules] if are_known else [*map(_call_of, modules)]
-    )
-    activations = [item for item in found if item is not None]
-    if hooked or (are_alike and all(item.function is not None for item in activations)):
+    if hooked or (are_alike and not are_known):
         return None
-    if len(activations) < len(modules):
-        if not are_known:
-            return None
+    found = [(Activation.of(module) if are_known else None) or _call_of(module) for module in modules]
+    activations = [item for item in found if item is not None]
+    if are_known and len(activations) < len(modules):
         k = found.index(None)
         raise ValueError(
             f"module {path!r} is {type(modules[k]).__name__} in member {k}, and an activation in others; give networks "
             "of one architecture, whose activations are hulls, those of PyTorch, or modules without parameters and "
             "buffers"
         )
-    inplace = any(getattr(module, "inplace", False) for module in modules)
-    return ActivationSite(path, activations, inplace=inplace)
+    if len(activations) < len(modules) or (are_alike and all(item.function is not None for item in activations)):
+        return None
+    return ActivationSite(path, activations, any(getattr(module, "inplace", False) for module in modules))
 
 
 def _check_hull(path: str, hull: Hull, hooked: bool) -> None:
@@ -257,10 +227,24 @@ def _check_hull(path: str, hull: Hull, hooked: bool) -> None:
 
 def share_sites(sites: Sequence[ActivationSite], names: Sequence[str]) -> list[ActivationSite]:
     """Return the sites, with one hull for all members at those with the given names."""
-    hulls = {site.path: site.activations for site in sites if any(item.learns for item in site.activations)}
+    hulls = {
+        site.path: site.activations
+        for site in sites
+        if any(item.is_learned or (item.scales is not None and item.scales.requires_grad) for item in site.activations)
+    }
     for name in names:
         if name not in hulls:
             raise ValueError(f"shared_hulls={name!r}: there is no such hull that learns; give any of {sorted(hulls)}")
-        if not all(item.equals(hulls[name][0]) for item in hulls[name]):
+        first, *others = hulls[name]
+        if not all(_are_equal(first, other) for other in others):
             raise ValueError(f"members cannot share the hull {name!r}: it has other bases or coefficients in some")
     return [replace(site, is_shared=site.path in names) for site in sites]
+
+
+def _are_equal(one: Activation, other: Activation) -> bool:
+    """Return whether two activations have the same bases, settings and numbers."""
+    settings = [(item.bases, item.parametrization, item.is_learned, item.channel_dim) for item in (one, other)]
+    pairs = ((one.raw, other.raw), (one.scales, other.scales))
+    return settings[0] == settings[1] and all(
+        a is b is None or (a is not None and b is not None and torch.equal(a, b)) for a, b in pairs
+    )
