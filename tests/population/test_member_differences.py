@@ -152,7 +152,7 @@ def frozen(init: str) -> nn.Module:
     scaled = hullo.ConvexHull("relu", "tanh", init=init, inner_scale=2.0 if init == "relu" else 3.0)
     hulls = [
         scaled,
-        hullo.ConicHull("relu", "tanh", init=[0.25, 0.5 if init == "relu" else 0.75], parametrization=SQUARE),
+        hullo.ConicHull("relu", "tanh", init=[0.25, 0.5], parametrization=SQUARE),
     ]
     slope = nn.PReLU(init=0.1 if init == "relu" else 0.3)
     return nn.Sequential(nn.Linear(3, 3), *(act.requires_grad_(False) for act in (*hulls, slope)))

@@ -259,7 +259,7 @@ def _compare(kind: str, found: Mapping[Any, Tensor], expected: Mapping[Any, Tens
     """
     if len(found) < len(expected):
         raise _Difference(kind, "it", f"has {len(expected)} {kind} alone, {len(found)} in the population")
-    wide = {name: (found[name].detach().double(), item.detach().double()) for name, item in expected.items()}
+    wide = {name: (_widen(found[name]), _widen(item)) for name, item in expected.items()}
     largest = max((float(pair[1].nan_to_num(0, 0, 0).norm()) for pair in wide.values()), default=0.0)
     worst = 0.0
     for name, (one, other) in reversed(wide.items()) if kind == "gradients" else wide.items():
@@ -277,6 +277,12 @@ def _compare(kind: str, found: Mapping[Any, Tensor], expected: Mapping[Any, Tens
             raise _Difference(kind, what, f"differs by {float(apart.abs().max()):.2g} at most, {share}")
         worst = max(worst, relative)
     return worst
+
+
+def _widen(tensor: Tensor) -> Tensor:
+    """Return numbers of any type as real numbers in float64."""
+    tensor = tensor.detach()
+    return (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).double()
 
 
 def _rounding(tensor: Tensor, kind: str) -> tuple[float, float]:

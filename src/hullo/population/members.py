@@ -49,24 +49,27 @@ def compare(members: Sequence[nn.Module]) -> tuple[list[ActivationSite], list[Ki
     _check_values(members)
     sites: list[ActivationSite] = []
     contents: list[dict[tuple[str, str], bytes]] = [{} for _ in members]
-    names = [
-        {id(item): name for name, item in (*m.named_parameters(), *m.named_buffers(), *m.named_modules())}
-        for m in members
-    ]
-    _compare_modules("", members, names, sites, contents)
+    _compare_modules("", members, [_names(member) for member in members], sites, contents)
     first: dict[int, Kind] = {0: ("", 0)}  # the kinds by their first network
     kinds = []
     for k, own in enumerate(contents):
-        like = next((j for j in first if contents[j] == own), k)
-        if like == k and k:
-            path, name = next(key for key in contents[0] | own if contents[0].get(key) != own.get(key))
-            values = [
-                _shorten(getattr(member.get_submodule(path), name, "missing")) for member in (members[0], members[k])
-            ]
-            where = f"module {path!r}" if path else "the networks"
-            first[k] = (f"{where}: {name} is {' and '.join(values)}", k)
+        like = next((j for j in first if contents[j] == own), None)
+        if like is None:
+            like, (path, name) = k, next(key for key in contents[0] | own if contents[0].get(key) != own.get(key))
+            one, other = (repr(getattr(members[j].get_submodule(path), name, "missing")) for j in (0, k))
+            first[k] = f"{_name(path)}: {name} is {one:.60} and {other:.60}", k
         kinds.append(first[like])
     return sites, kinds
+
+
+def _names(member: nn.Module) -> dict[int, str]:
+    """Return the names of what is registered in a network, by id."""
+    named = (*member.named_parameters(), *member.named_buffers(), *member.named_modules())
+    return {id(item): name for name, item in named}
+
+
+def _name(path: str) -> str:
+    return f"module {path!r}" if path else "the networks"
 
 
 def _compare_modules(
@@ -84,8 +87,7 @@ def _compare_modules(
         sites.append(site)
         return
     for k, reason in reasons.items():
-        where = f"module {path!r}" if path else "the networks"
-        raise ValueError(f"members 0 and {k} differ in {where}: {reason}; give networks of one architecture")
+        raise ValueError(f"members 0 and {k} differ in {_name(path)}: {reason}; give networks of one architecture")
     for own, attributes in zip(contents, found, strict=True):
         own.update({(path, name): content for name, content in attributes.items()})
     for name, child in modules[0]._modules.items():
@@ -99,15 +101,13 @@ def _structural_difference(first: nn.Module, other: nn.Module) -> str:
     if _class_of(first) is not _class_of(other):
         one, two = type(first).__name__, type(other).__name__
         return f"{one} and {two}{' of different code; swap activations in all of them, or in none' * (one == two)}"
-    for kind in ("_parameters", "_buffers", "_modules"):
-        items, others = getattr(first, kind), getattr(other, kind)
-        if items.keys() != others.keys():
-            return f"only one has {min(items.keys() ^ others.keys())!r}"
-        for name, tensor in items.items():
-            if kind != "_modules" and _describe(tensor) != _describe(others[name]):
-                return f"{name} is {_describe(tensor)} and {_describe(others[name])}"
     if first.training != other.training:
         return "one is in training mode and one in evaluation mode; call train() or eval() on all members"
+    given = [{**module._modules, **module._parameters, **module._buffers} for module in (first, other)]
+    for name in given[0] | given[1]:
+        ours, theirs = (_describe(items[name]) if name in items else "missing" for items in given)
+        if ours != theirs:
+            return f"{name} is {ours} and {theirs}"
     return ""
 
 
@@ -117,16 +117,11 @@ def _class_of(module: nn.Module) -> type:
     return kind.__bases__[0] if parametrize.is_parametrized(module) else kind
 
 
-def _describe(tensor: Tensor | None) -> str:
-    if tensor is None:
-        return "None"
-    frozen = "" if tensor.requires_grad or not isinstance(tensor, nn.Parameter) else ", frozen"
-    return f"{tensor.dtype} of shape {tuple(tensor.shape)}{frozen}".removeprefix("torch.")
-
-
-def _shorten(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+def _describe(item: nn.Module | Tensor | None) -> str:
+    if not isinstance(item, Tensor):
+        return "None" if item is None else "a module"
+    frozen = "" if item.requires_grad or not isinstance(item, nn.Parameter) else ", frozen"
+    return f"{item.dtype} of shape {tuple(item.shape)}{frozen}".removeprefix("torch.")
 
 
 def _attributes(module: nn.Module, names: Mapping[int, str]) -> dict[str, bytes]:

@@ -83,8 +83,8 @@ class Activation:
         if type(module) is nn.Identity:
             return cls((get_base("identity"),), "fixed", torch.ones(1, 1))
         if type(module) is nn.LeakyReLU and abs(module.negative_slope) <= 1:  # needs no base of its own
-            rows = [[module.negative_slope, 1 - module.negative_slope]]
-            return cls((get_base("identity"), get_base("relu")), "fixed", torch.tensor(rows, dtype=torch.float64))
+            leaky = [[module.negative_slope, 1 - module.negative_slope]]
+            return cls((get_base("identity"), get_base("relu")), "fixed", torch.tensor(leaky, dtype=torch.float64))
         if type(module) is nn.PReLU:  # a * identity + (1 - a) * relu
             bases, slopes = (get_base("identity"), get_base("relu")), module.weight.detach().reshape(-1, 1)
             return cls(bases, "slope", slopes, module.weight.requires_grad, 1, "weight", id(module.weight))
@@ -200,14 +200,16 @@ def read_site(path: str, modules: Sequence[nn.Module], are_alike: bool) -> Activ
         return None
     found = [(Activation.of(module) if are_known else None) or _call_of(module) for module in modules]
     activations = [item for item in found if item is not None]
-    if are_known and len(activations) < len(modules):
+    if are_alike and all(item.function is not None for item in activations):
+        return None
+    if are_known and None in found:
         k = found.index(None)
         raise ValueError(
             f"module {path!r} is {type(modules[k]).__name__} in member {k}, and an activation in others; give networks "
             "of one architecture, whose activations are hulls, those of PyTorch, or modules without parameters and "
             "buffers"
         )
-    if len(activations) < len(modules) or (are_alike and all(item.function is not None for item in activations)):
+    if None in found:
         return None
     return ActivationSite(path, activations, any(getattr(module, "inplace", False) for module in modules))
 
