@@ -14,7 +14,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, fx, nn
 
-from hullo._compat import backward_pass_id, is_exporting
+from hullo._compat import backward_pass_id
 from hullo.population import checkpoint
 from hullo.population.activations import Activations
 from hullo.population.check import Report, check_population
@@ -232,6 +232,7 @@ class Population(nn.Module):
         self._empty[0].train(mode)
         return self
 
+    @torch.compiler.disable(reason="torch.compile does not compile a population; use hullo.population.capture")  # type: ignore[untyped-decorator]
     def forward(self, *args: Any, in_dims: Any = 0, **kwargs: Any) -> Any:
         """Return the members' outputs, stacked in the first dimension, nested as a network returns them.
 
@@ -242,14 +243,6 @@ class Population(nn.Module):
                 if a tuple is given. Do not forget None for a shared batch: one whose size happens to be K would be
                 split, one sample for each member.
         """
-        if torch.compiler.is_compiling() and not is_exporting():
-            # the message of the error with fullgraph=True
-            torch._dynamo.graph_break(msg="torch.compile does not compile a population; use hullo.population.capture")
-            return torch.compiler.disable(self._compute)(args, kwargs, in_dims)  # type: ignore[no-untyped-call]
-        return self._compute(args, kwargs, in_dims)
-
-    def _compute(self, args: tuple[Any, ...], kwargs: dict[str, Any], in_dims: Any) -> Any:
-        """Do what `forward` does, without torch.compile."""
         return self._run(*self._wrap(args, kwargs, in_dims))
 
     def _run(self, values: list[Any], spec: Any, observe: Callable[[fx.Node, Any], None] | None = None) -> Any:
