@@ -76,13 +76,10 @@ class ImagesValue(Value):
     """Hold augmented images as an input of all members; a convolution reads them without creating `tensor`."""
 
     def __init__(self, source: AugmentedImages) -> None:
-        object.__setattr__(self, "source", source)
-        object.__setattr__(self, "dim", 1)
-
-    source: AugmentedImages
+        self.source, self.dim = source, 1
 
     @functools.cached_property
-    def tensor(self) -> Tensor:
+    def tensor(self) -> Tensor:  # type: ignore[override]
         """Return the images as (B, K, C, H, W) in channels-last memory format, in which convolutions are faster."""
         images = self.source.tensor()
         members, channels = images.shape[0], images.shape[2]

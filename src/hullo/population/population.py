@@ -232,7 +232,7 @@ class Population(nn.Module):
         self._empty[0].train(mode)
         return self
 
-    @torch.compiler.disable(reason="torch.compile does not compile a population; use hullo.population.capture")  # type: ignore[untyped-decorator]
+    @torch.compiler.disable(reason="torch.compile does not compile a population; use hullo.population.capture")  # type: ignore[untyped-decorator,no-untyped-call]
     def forward(self, *args: Any, in_dims: Any = 0, **kwargs: Any) -> Any:
         """Return the members' outputs, stacked in the first dimension, nested as a network returns them.
 

@@ -16,7 +16,7 @@ from hullo._compat import quiet_vmap
 from hullo.population.kernels.late_gradients import LateGradients
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Value:
     """Hold one value of the members' graph for all members.
 
@@ -98,16 +98,11 @@ class PaddedValue(Value):
         pad: the number of zeros left, right, above and below.
     """
 
-    inner: Value
-    pad: tuple[int, int, int, int]
-
     def __init__(self, inner: Value, pad: tuple[int, int, int, int]) -> None:
-        object.__setattr__(self, "inner", inner)
-        object.__setattr__(self, "pad", pad)
-        object.__setattr__(self, "dim", inner.dim)
+        self.inner, self.pad, self.dim = inner, pad, inner.dim
 
     @functools.cached_property
-    def tensor(self) -> Tensor:
+    def tensor(self) -> Tensor:  # type: ignore[override]
         return F.pad(self.inner.tensor, self.pad)
 
     @property
