@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from functools import cached_property
 
-from hullo.lab.analysis.readings import Reading, fairest, find_reading, read_accuracy, read_epoch, readings_of
-from hullo.lab.analysis.statistics import Interval
+from hullo.lab.analysis.readings import READINGS, Reading, fairest, read_accuracy, read_epoch, readings_of
+from hullo.lab.analysis.statistics import Interval, paired
 from hullo.lab.spec import paper
 from hullo.lab.spec.activation import ActivationSpec
 from hullo.lab.spec.records import ACCURACY, Record
@@ -64,13 +64,24 @@ class Experiment:
     split: str = "test"
 
     @cached_property
+    def runs(self) -> dict[str, list[Record]]:
+        """Return the runs of each activation by seed; activations are in the paper's order."""
+        found: dict[str, list[Record]] = {}
+        for record in sorted(self.records, key=lambda record: (_position(record.spec.activation), record.spec.seed)):
+            found.setdefault(record.spec.activation, []).append(record)
+        return found
+
+    def sound_runs(self, row: str) -> list[Record]:
+        """Return the runs of an activation that did not diverge within the epochs in use."""
+        return [record for record in self.runs[row] if not self.lost(record)]
+
+    @cached_property
     def accuracies(self) -> dict[str, dict[int, float]]:
         """Return the accuracy of each run by activation, in the paper's order, and seed."""
-        found: dict[str, dict[int, float]] = {}
-        for record in sorted(self.records, key=lambda record: (_position(record.spec.activation), record.spec.seed)):
-            reached = read_accuracy(record, self.reading, self.epoch, self.split)
-            found.setdefault(record.spec.activation, {})[record.spec.seed] = reached
-        return found
+        return {
+            row: {r.spec.seed: read_accuracy(r, self.reading, self.epoch, self.split) for r in runs}
+            for row, runs in self.runs.items()
+        }
 
     @cached_property
     def scores(self) -> dict[str, dict[int, float]]:
@@ -89,14 +100,9 @@ class Experiment:
         return -1 if self.records[0].lower_is_better else 1
 
     @cached_property
-    def readings(self) -> list[Reading]:
-        """Return the readings that the runs have."""
-        return readings_of(self.records, self.epoch)
-
-    @cached_property
     def by_reading(self) -> dict[Reading, Experiment]:
         """Return the experiment under each reading that the runs have."""
-        return {reading: replace(self, reading=reading) for reading in self.readings}
+        return {reading: replace(self, reading=reading) for reading in readings_of(self.records, self.epoch)}
 
     def read_epoch(self, record: Record) -> int:
         """Return the epoch, counted from 1, whose coefficients belong to the reading."""
@@ -119,8 +125,8 @@ class Experiment:
                 row=row,
                 accuracy=Interval.of(reached.values()),
                 over_reference=None if row == REFERENCE else self.difference(row, REFERENCE),
-                published=self.published(row),
-                diverged=sum(record.spec.activation == row and self.lost(record) for record in self.records),
+                published=self.published.get(row),
+                diverged=sum(map(self.lost, self.runs[row])),
                 best=False,
             )
             for row, reached in self.accuracies.items()
@@ -133,19 +139,18 @@ class Experiment:
 
     def difference(self, row: str, other: str) -> Interval | None:
         """Return the difference between two activations on their common seeds; None if there are none."""
-        one, two = (self.accuracies.get(name, {}) for name in (row, other))
-        shared = one.keys() & two.keys()
-        return Interval.of(one[seed] - two[seed] for seed in sorted(shared)) if shared else None
+        return paired(self.accuracies.get(row, {}), self.accuracies.get(other, {}))
 
-    def published(self, row: str) -> float | None:
-        """Return the paper's figure, or None.
+    @cached_property
+    def published(self) -> dict[str, float]:
+        """Return the paper's figures by activation.
 
         Runs on a sample or another part of a data set, and those that `hullo.lab.record` wrote, compare with nothing.
         """
         column = self.setting.column
-        known = row in paper.ROWS and column in paper.COLUMNS and self.split == "test" and not self.part
-        known = known and self.setting.settings is None
-        return paper.accuracy(row, column) if known else None
+        if column not in paper.COLUMNS or self.split == "val" or self.part or self.setting.settings is not None:
+            return {}
+        return {row: value for row in paper.ROWS if (value := paper.accuracy(row, column)) is not None}
 
     @property
     def metric(self) -> str:
@@ -239,7 +244,11 @@ def experiments(
         raise ValueError(f"no epoch {epoch}: {there}; choose another epoch, or other columns with --experiment")
     long_enough = ((s, name, epoch or s.epochs) for s, name in names.items() if s.epochs >= (epoch or 1))
     found = [Experiment(name, s, e, tuple(runs[s]), fairest(runs[s], e), splits[s]) for s, name, e in long_enough]
-    found = _under(found, find_reading(reading)) if reading else found
+    if reading and reading not in READINGS:
+        raise ValueError(f"unknown reading {reading!r}; available: {', '.join(READINGS)}")
+    if reading and not (found := under(known := found, READINGS[reading])) and known:
+        there = (f"{e.name} has {', '.join(map(str, e.by_reading))}" for e in known)
+        raise ValueError(f"no runs with the reading {reading!r}: {'; '.join(there)}; choose another --reading")
     return _only(found, rows) if rows else found
 
 
@@ -276,13 +285,9 @@ def _find_flaw(records: Sequence[Record]) -> str:
     return ""
 
 
-def _under(experiments: Sequence[Experiment], reading: Reading) -> list[Experiment]:
-    """Return the experiments that have a reading, under that reading; raise a ValueError if none has it."""
-    kept = [replace(experiment, reading=reading) for experiment in experiments if reading in experiment.readings]
-    if experiments and not kept:
-        there = (f"{e.name} has {', '.join(map(str, e.readings))}" for e in experiments)
-        raise ValueError(f"no runs with the reading {str(reading)!r}: {'; '.join(there)}; choose another --reading")
-    return kept
+def under(experiments: Iterable[Experiment], reading: Reading) -> list[Experiment]:
+    """Return the experiments that have a reading, under that reading."""
+    return [experiment.by_reading[reading] for experiment in experiments if reading in experiment.by_reading]
 
 
 def _only(experiments: Sequence[Experiment], rows: Sequence[str]) -> list[Experiment]:
@@ -300,25 +305,14 @@ def rows_of(experiments: Iterable[Experiment]) -> list[str]:
 
 
 def _fitting(text: str, names: Mapping[Spec, str]) -> list[Spec]:
-    """Return the settings that match a name: all of its column without settings, all versions without hashes."""
-    column, *given = text.split() or [""]
-    wanted, said = paper.parse_column(column), [word.partition("=")[0] for word in given]
-    beside = [s for s in names if wanted in (s.column, s.column.without_hashes)]
-    known = list(dict.fromkeys(name for s in beside for name in s.conditions))
-    if unknown := [name for name in said if beside and name not in known]:
-        raise ValueError(f"unknown setting {unknown[0]!r} in {text!r}; available: {', '.join(known)}")
-    able = [s for s in beside if s.conditions.keys() >= set(said)]
-    fitting = [s for s in able if _spell(s, said) == _canonical(s, given, said)]
+    """Return the settings that a column, and settings of it as names spell them, describe; all versions without hashes."""
+    column, *words = text.split() or [""]
+    wanted = paper.parse_column(column)
+    beside = (setting for setting in names if wanted in (setting.column, setting.column.without_hashes))
+    fitting = [setting for setting in beside if set(words) <= set(_spell(setting, setting.conditions))]
     if not fitting:
         raise ValueError(f"no records of {text!r}; available: {', '.join(names.values())}")
     return fitting
-
-
-def _canonical(setting: Spec, given: list[str], said: list[str]) -> list[str]:
-    """Return given words such as ``lr=1e-4``, and the names in them, as the runs with this setting spell them."""
-    if setting.settings is not None:
-        return given
-    return _spell(Spec.parse(" ".join([str(setting.column), REFERENCE, *given])), said)
 
 
 def _names(settings: Sequence[Spec], splits: Mapping[Spec, str]) -> dict[Spec, str]:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from hullo.bases import list_bases
 from hullo.lab.analysis.experiments import Experiment
 from hullo.lab.analysis.sources import longest_of_columns
+from hullo.lab.spec.activation import PRELU, ActivationSpec
 from hullo.lab.spec.paper import Column
 
 NETWORKS = {
@@ -110,6 +111,21 @@ def activation_label(row: str) -> str:
     ('as it is', 'my_hull', 'relu')
     """
     return "as it is" if row == "own" else row.removeprefix("own:")
+
+
+def is_hull(row: str) -> bool:
+    """Return whether an activation is written as a hull; PReLU is not."""
+    return ActivationSpec.parse(row).learns and row != str(PRELU)
+
+
+def kind_and_bases(row: str) -> tuple[str, str]:
+    """Split a hull into its kind and what is in its parentheses; of another activation, both are its name.
+
+    >>> kind_and_bases("affine(identity,relu,init=relu)"), kind_and_bases("prelu")
+    (('affine', 'identity,relu,init=relu'), ('prelu', 'prelu'))
+    """
+    kind, _, inside = row.partition("(")
+    return (kind, inside.removesuffix(")")) if is_hull(row) else (row, row)
 
 
 def layer_names(network: str, count: int, modules: Sequence[str] = ()) -> list[str]:

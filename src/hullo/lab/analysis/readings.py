@@ -13,7 +13,7 @@ Epochs at or after divergence are never chosen, unless a run diverged in its fir
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean
 
@@ -41,6 +41,11 @@ class Reading:
         return self.name
 
     @property
+    def chooses(self) -> bool:
+        """Return whether each run has an epoch of its own."""
+        return self in (CHOSEN, BEST)
+
+    @property
     def sentence(self) -> str:
         """Return a description of the reading for captions."""
         return f"Reading {self.name}: {self.meaning}."
@@ -57,22 +62,15 @@ BEST = Reading(
 READINGS = {reading.name: reading for reading in (LAST, LAST10, CHOSEN, BEST)}
 
 
-def find_reading(name: str) -> Reading:
-    """Return a reading by name."""
-    if name not in READINGS:
-        raise ValueError(f"unknown reading {name!r}; available: {', '.join(READINGS)}")
-    return READINGS[name]
-
-
-def readings_of(records: Iterable[Record], epochs: int) -> list[Reading]:
+def readings_of(records: Sequence[Record], epochs: int) -> list[Reading]:
     """Return the readings that all of the runs have within their first `epochs` epochs."""
-    runs = list(records)
-    tested, held_out = (all(curve for curve in curves) for curves in zip(*map(_curves, runs), strict=True))
+    tested = all(record.test_scores for record in records)
+    held_out = all(record.val_scores for record in records)
     there = {LAST: True, LAST10: epochs >= 2 * WINDOW, CHOSEN: tested and held_out, BEST: tested}
     return [reading for reading, known in there.items() if known]
 
 
-def fairest(records: Iterable[Record], epochs: int) -> Reading:
+def fairest(records: Sequence[Record], epochs: int) -> Reading:
     """Return the reading to report: `chosen`, else `last10`, else `last`, the first of these that the runs have.
 
     `chosen` is what somebody would deploy and looks at no test image to choose; without held-out images a rule that
@@ -84,21 +82,15 @@ def fairest(records: Iterable[Record], epochs: int) -> Reading:
 
 def read_epoch(record: Record, reading: Reading, epochs: int) -> int:
     """Return the epoch, counted from 1, whose coefficients belong to a reading of the first `epochs` epochs."""
-    if reading not in (CHOSEN, BEST):
+    if not reading.chooses:
         return epochs
-    tested, held_out = _curves(record)
     sound = min(epochs, (record.diverged_in or epochs + 1) - 1) or epochs
-    curve = (held_out if reading is CHOSEN else tested)[:sound]
+    curve = (record.val_scores if reading is CHOSEN else record.test_scores)[:sound]
     return 1 + curve.index(min(curve) if record.lower_is_better else max(curve))
 
 
 def read_accuracy(record: Record, reading: Reading, epochs: int, split: str = "test") -> float:
     """Return the accuracy of a run in its first `epochs` epochs, in percent, on the "test" or the "val" images."""
-    tested, held_out = _curves(record)
-    curve = tested if split == "test" else held_out
+    curve = record.test_scores if split == "test" else record.val_scores
     last = read_epoch(record, reading, epochs)
     return mean(curve[last - WINDOW : last]) if reading is LAST10 else curve[last - 1]
-
-
-def _curves(record: Record) -> tuple[list[float], list[float]]:
-    return record.test_scores, record.val_scores

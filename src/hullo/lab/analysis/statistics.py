@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -80,6 +80,16 @@ class Interval:
         """
         half = "" if self.half is None else f" ± {self.half:{form.removeprefix('+')}}"
         return f"{self.mean:{form}}{half}"
+
+
+def paired(one: Mapping[int, float], other: Mapping[int, float]) -> Interval | None:
+    """Return the mean difference between runs of the same seed; None if there are none.
+
+    >>> paired({0: 81.0, 1: 83.0, 2: 99.0}, {0: 80.0, 1: 80.0})
+    Interval(mean=2.0, half=12.706204736174694, count=2)
+    """
+    shared = sorted(one.keys() & other.keys())
+    return Interval.of(one[seed] - other[seed] for seed in shared) if shared else None
 
 
 def pooled_deviation(samples: Iterable[Sequence[float]]) -> float | None:

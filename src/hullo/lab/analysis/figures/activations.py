@@ -24,6 +24,7 @@ from hullo.lab.analysis.figures.style import (
     curves,
     depth_bar,
     entitle,
+    explain,
     shade,
     wrap,
 )
@@ -53,11 +54,9 @@ def _draw_one_by_one(pairs: list[Pair], names: Sequence[str]) -> Figure:
     layers = len(names)
     width = min(WIDTH, 1.0 + 2.0 * layers)
     figure = Figure(figsize=(width, 0.8 + len(pairs) * max(1.2, 0.65 * width / layers)), layout="constrained")
-    panels = figure.subplots(len(pairs), layers, sharex=True, sharey=True, squeeze=False)
+    panels = _subplots(figure, pairs, layers)
     for pair, line in zip(pairs, panels, strict=True):
-        line[0].set_ylabel(wrap(", ".join(filter(None, (pair.about, pair.of_channels))), 1.2, 7.0), fontsize=7.0)
         for layer, panel in enumerate(line):
-            _prepare(panel)
             panel.plot(X, curves(next(iter(pair.runs.values())).paths[0, layer : layer + 1], pair.bases)[0], **START)
             for kind in LOOKS:
                 if kind in pair.runs:
@@ -68,7 +67,7 @@ def _draw_one_by_one(pairs: list[Pair], names: Sequence[str]) -> Figure:
     keys: list[Artist] = [Line2D([], [], label=name, **look) for name, look in looks.items()]
     if any(run.channels for pair in pairs for run in pair.runs.values()):
         keys.append(Patch(color=GRAY, alpha=0.4, linewidth=0, label="90 % of a layer's channels; line: their mean"))
-    figure.legend(handles=keys, loc="outside lower center", ncols=min(len(keys), int(width / 1.6)), handlelength=3.5)
+    explain(figure, keys, ncols=min(len(keys), int(width / 1.6)), handlelength=3.5)
     return figure
 
 
@@ -83,11 +82,9 @@ def _draw_layer(panel: Axes, pair: Pair, kind: str, layer: int) -> None:
 def _draw_by_depth(pairs: list[Pair], layers: int) -> Figure:
     figure = Figure(figsize=(WIDTH, 0.6 + 1.75 * len(pairs)), layout="constrained")
     kinds = [kind for kind in LOOKS if any(kind in pair.runs for pair in pairs)]
-    panels = figure.subplots(len(pairs), len(kinds), sharex=True, sharey=True, squeeze=False)
+    panels = _subplots(figure, pairs, len(kinds))
     for pair, line in zip(pairs, panels, strict=True):
-        line[0].set_ylabel(wrap(", ".join(filter(None, (pair.about, pair.of_channels))), 1.2, 7.0), fontsize=7.0)
         for kind, panel in zip(kinds, line, strict=True):
-            _prepare(panel)
             if kind in pair.runs:
                 for layer, y in enumerate(curves(pair.runs[kind].paths[-1], pair.bases)):
                     look = {"color": shade(layer, layers), "linestyle": LOOKS[kind]["linestyle"]}
@@ -98,6 +95,12 @@ def _draw_by_depth(pairs: list[Pair], layers: int) -> Figure:
     return figure
 
 
-def _prepare(panel: Axes) -> None:
-    cross(panel)
-    panel.set(xlim=(-REACH, REACH), xticks=[-2, 0, 2])
+def _subplots(figure: Figure, pairs: list[Pair], width: int) -> np.ndarray:
+    """Return empty panels, a row per pair."""
+    panels: np.ndarray = figure.subplots(len(pairs), width, sharex=True, sharey=True, squeeze=False)
+    for panel in panels.flat:
+        cross(panel)
+        panel.set(xlim=(-REACH, REACH), xticks=[-2, 0, 2])
+    for pair, panel in zip(pairs, panels[:, 0], strict=True):
+        panel.set_ylabel(wrap(", ".join(filter(None, (pair.about, pair.of_channels))), 1.2, 7.0), fontsize=7.0)
+    return panels

@@ -27,6 +27,7 @@ from hullo.lab.analysis.figures.style import (
     Round,
     depth_bar,
     entitle,
+    explain,
     shade,
 )
 from hullo.lab.analysis.figures.ternary import CORNERS, OUTLINE, corner_names, draw_plane, frame, plane_key, project
@@ -94,7 +95,7 @@ def _draw_paths(pair: Pair, title: str) -> Figure:
         keys.append(Line2D([], [], linestyle="none", label=f"paths: {pair.of_channels}"))
     if few:
         keys += [Line2D([], [], linestyle="none", label=f"{i}: {name}") for i, name in enumerate(run.names, 1)]
-    figure.legend(handles=keys, loc="outside lower center", ncols=max(1, int(WIDTH / 2.3)), fontsize=7.0)
+    explain(figure, keys, ncols=int(WIDTH / 2.3), fontsize=7.0)
     figure.draw_without_rendering()  # lays it out
     for panel, run, names in shown:
         ways = project(run.paths).swapaxes(0, 1)
@@ -104,10 +105,8 @@ def _draw_paths(pair: Pair, title: str) -> Figure:
 
 
 def _draw_run(panel: Axes, run: LearnedCoefficients, epochs: Normalize) -> None:
-    places = project(run.paths)  # (1 + epochs, layers, 2)
-    few = run.layers <= MANY
-    for layer in range(run.layers):
-        path = places[:, layer]
+    places, few = project(run.paths), run.layers <= MANY  # (1 + epochs, layers, 2)
+    for path in places.swapaxes(0, 1):
         segments = LineCollection(
             list(np.stack([path[:-1], path[1:]], axis=1)), cmap=TIME, norm=epochs, linewidth=1.4 if few else 0.7
         )
@@ -150,7 +149,7 @@ def _draw_over_epochs(pair: Pair, title: str) -> Figure:
         depth_bar(figure, panels, layers)
     else:
         keys, _ = panels[0, 0].get_legend_handles_labels()
-        figure.legend(handles=keys, loc="outside lower center", ncols=max(1, int(WIDTH / 2.3)), handlelength=3.0)
+        explain(figure, keys, ncols=int(WIDTH / 2.3), handlelength=3.0)
     return figure
 
 

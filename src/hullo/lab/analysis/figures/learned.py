@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from hullo.lab.analysis.experiments import Experiment
-from hullo.lab.analysis.names import layer_names
-from hullo.lab.analysis.readings import BEST, CHOSEN
-from hullo.lab.spec.activation import PRELU, ActivationSpec
+from hullo.lab.analysis.names import kind_and_bases, layer_names
+from hullo.lab.spec.activation import PRELU
 from hullo.lab.spec.records import Record
 from hullo.modules import HULLS
 
@@ -57,12 +56,10 @@ def find_learned(experiment: Experiment, seed: int | None = None) -> list[Pair]:
     Coefficients are those up to the epoch of the experiment's reading.
     """
     pairs: dict[str, dict[str, LearnedCoefficients]] = {}
-    for row in experiment.accuracies:
-        kind = row if row == str(PRELU) else ActivationSpec.parse(row).kind
-        about = row.partition("(")[2].removesuffix(")") or row
-        runs = [r for r in experiment.records if r.spec.activation == row and r.coefficients and not experiment.lost(r)]
-        own = min((r for r in runs if seed in (None, r.spec.seed)), key=lambda r: r.spec.seed, default=None)
-        if own is not None and ActivationSpec.parse(row).learns:
+    for row in experiment.runs:
+        kind, about = kind_and_bases(row)
+        runs = (r for r in experiment.sound_runs(row) if r.coefficients and seed in (None, r.spec.seed))
+        if own := next(runs, None):
             epoch = experiment.read_epoch(own)
             paths = np.array(own.coefficients[: epoch + 1], dtype=float)
             ended = epoch == own.spec.epochs
@@ -78,17 +75,12 @@ def find_learned(experiment: Experiment, seed: int | None = None) -> list[Pair]:
 
 def spell_time(experiment: Experiment) -> str:
     """Return when activations are shown: ``200 epochs``, or ``200 epochs (chosen epoch)``."""
-    return f"{experiment.time} ({experiment.reading.short})" if _moves(experiment) else experiment.time
+    return f"{experiment.time} ({experiment.reading.short})" if experiment.reading.chooses else experiment.time
 
 
 def spell_span(experiment: Experiment) -> str:
     """Return which epochs paths cover: ``over 200 epochs``, or ``up to the chosen epoch of 200 epochs``."""
-    return f"{f'up to the {experiment.reading.short} of' if _moves(experiment) else 'over'} {experiment.time}"
-
-
-def _moves(experiment: Experiment) -> bool:
-    """Return whether every run has an epoch of its own."""
-    return experiment.reading in (CHOSEN, BEST)
+    return f"{f'up to the {experiment.reading.short} of' if experiment.reading.chooses else 'over'} {experiment.time}"
 
 
 def spell_seeds(pairs: list[Pair]) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib import colormaps, image, style
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap, Normalize
@@ -80,6 +81,11 @@ def entitle(figure: Figure, text: str) -> None:
     title = wrap(text, figure.get_figwidth(), 9.0)
     figure.suptitle(title)
     figure.set_figheight(figure.get_figheight() + 0.15 * title.count("\n"))
+
+
+def explain(figure: Figure, keys: Sequence[Artist], **options: Any) -> None:
+    """Draw one legend for all panels, below them."""
+    figure.legend(handles=keys, loc="outside lower center", **options)
 
 
 def wrap(text: str, inches: float, size: float) -> str:

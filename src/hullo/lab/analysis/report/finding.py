@@ -10,9 +10,8 @@ from statistics import mean
 
 from hullo.lab.analysis.experiments import Experiment
 from hullo.lab.analysis.inference import Comparison, choosing_seeds, compare
-from hullo.lab.analysis.names import setting_label
+from hullo.lab.analysis.names import is_hull, setting_label
 from hullo.lab.analysis.statistics import ALPHA, Interval, are_alike, holm
-from hullo.lab.spec.activation import PRELU, ActivationSpec
 from hullo.lab.spec.records import ACCURACY
 
 
@@ -68,7 +67,7 @@ def compare_best(experiments: Sequence[Experiment]) -> Best:
         for row, cell in experiment.cells.items():
             if not cell.is_lost:
                 tried.setdefault(row, []).append(experiment)
-    hulls = [row for row in tried if ActivationSpec.parse(row).learns and row != str(PRELU)]
+    hulls = [row for row in tried if is_hull(row)]
     others = [row for row in tried if row not in hulls]
     seeds: tuple[int, ...] | None = None
     if any(len(settings) > 1 for settings in tried.values()):

@@ -16,7 +16,6 @@ from hullo.lab.analysis.readings import READINGS, Reading
 from hullo.lab.analysis.report.finding import finding, gain
 from hullo.lab.analysis.sources import read_records, record_files, stated_findings
 from hullo.lab.analysis.statistics import Interval, t_quantile
-from hullo.lab.spec import paper
 from hullo.lab.spec.activation import ActivationSpec
 from hullo.lab.spec.checkpoint_files import scan_checkpoints
 from hullo.lab.spec.environment import Environment
@@ -94,8 +93,7 @@ def _holds_records(path: Path) -> bool:
 
 
 def _column(experiment: Experiment, environments: Sequence[Environment]) -> dict[str, Any]:
-    published = {row: value for row in paper.ROWS if (value := experiment.published(row)) is not None}
-    reference = published.get(REFERENCE)
+    reference = experiment.published.get(REFERENCE)
     found = experiment.by_reading
     return {
         "about": f"{experiment.images} {experiment.records[0].metric}, {experiment.time}, {experiment.seeds}",
@@ -112,7 +110,7 @@ def _column(experiment: Experiment, environments: Sequence[Environment]) -> dict
         "rows": [_row({reading: other.cells[row] for reading, other in found.items()}) for row in experiment.cells],
         "paper": {
             row: [value, None if row == REFERENCE or reference is None else round(value - reference, 2)]
-            for row, value in published.items()
+            for row, value in experiment.published.items()
         },
         "runs": [
             _run(record, environments.index(record.environment), found.values())

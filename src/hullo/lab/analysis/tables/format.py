@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from hullo.lab.analysis.experiments import REFERENCE, Cell, Experiment, rows_of
 from hullo.lab.analysis.names import activation_label
-from hullo.lab.spec import paper
 from hullo.lab.spec.environment import Environment
 from hullo.lab.spec.records import Record
 
@@ -41,10 +40,10 @@ def details(experiment: Experiment) -> tuple[list[str], list[list[str]]]:
 
 def overview(experiment: Experiment, row: str) -> list[tuple[str, bool]]:
     """Return our and the paper's accuracy in short, each with whether it is the best of its column."""
-    cell, published = experiment.cells.get(row), experiment.published(row)
+    cell, published = experiment.cells.get(row), experiment.published
     ours = (cell.accuracy.spell(".1f") + "†" * bool(cell.diverged), cell.best) if cell else ("", False)
-    top = max((other for name in paper.ROWS if (other := experiment.published(name)) is not None), default=None)
-    return [ours, ("" if published is None else f"({published:.1f})", published is not None and published == top)]
+    theirs = (f"({published[row]:.1f})", published[row] == max(published.values())) if row in published else ("", False)
+    return [ours, theirs]
 
 
 def heads(experiment: Experiment) -> list[str]:
@@ -55,7 +54,7 @@ def heads(experiment: Experiment) -> list[str]:
 
 def note(experiments: Sequence[Experiment]) -> str:
     """Return how to read the columns."""
-    known = any(e.published(row) is not None for e in experiments for row in rows_of(experiments))
+    known = any(row in e.published for e in experiments for row in rows_of(experiments))
     diverged = any(cell.diverged for experiment in experiments for cell in experiment.cells.values())
     beside, lost = ", in brackets the paper's" * known, "; † with runs that diverged" * diverged
     said = [f"Accuracy in %: mean ± 95 % interval over seeds{beside}; the best of each column is bold{lost}."]
