@@ -18,18 +18,19 @@ from functools import cache
 from pathlib import Path
 
 from pages.ablation import study_tables, study_test_tables
-from pages.batch_size import batches_tables
 from pages.claims import claims_tables, power_table, readings_table, slips_list, summary_table
+from pages.columns import (
+    best_of_table,
+    distance_table,
+    gains_table,
+    imagewoof_part,
+    prediction_part,
+    readings_tables,
+)
 from pages.controls import control_gains_part, controls_part
-from pages.distance import best_of_table, distance_table, prediction_part
-from pages.drift import drift_tables
-from pages.epochs import epochs_tables, losses_tables
-from pages.gains import gains_table
-from pages.imagewoof import imagewoof_part
-from pages.late_loss import late_loss_table
+from pages.course import batches_tables, drift_tables, epochs_tables, late_loss_table, losses_tables
 from pages.models import models_part
 from pages.plans import plans_part
-from pages.readings import readings_tables
 from pages.speed import cost_table, read_plain, speed_table
 from pages.studies import changes_part, study_part
 

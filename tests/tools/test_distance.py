@@ -8,16 +8,16 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pages.distance import (
+from pages.columns import (
     best_of,
     best_of_table,
     cost_of_holding_out,
     distance_table,
     measure_distance,
     prediction_part,
+    readings_tables,
 )
-from pages.late_loss import RISE, find_late_loss, late_loss_table
-from pages.readings import readings_tables
+from pages.course import RISE, find_late_loss, late_loss_table
 
 from hullo.lab.analysis.experiments import Experiment, experiments
 from hullo.lab.analysis.readings import BEST, CHOSEN, LAST, LAST10

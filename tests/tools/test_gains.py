@@ -7,7 +7,7 @@ from dataclasses import replace
 from statistics import mean, stdev
 
 import pytest
-from pages.gains import gains_table
+from pages.columns import gains_table
 
 from hullo.lab.analysis.experiments import experiments
 from hullo.lab.analysis.statistics import t_quantile

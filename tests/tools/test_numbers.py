@@ -12,10 +12,10 @@ from statistics import mean, median
 
 import pytest
 from pages import controls
-from pages.distance import best_of, measure_distance
-from pages.verdicts import FIXED, HULLS
+from pages.columns import best_of, measure_distance
+from pages.verdicts import FIXED, HULLS, published_gain
 
-from hullo.lab.analysis.experiments import Experiment, experiments
+from hullo.lab.analysis.experiments import Experiment, experiments, published_figures
 from hullo.lab.analysis.inference import compare
 from hullo.lab.analysis.power import detectable_difference
 from hullo.lab.analysis.readings import CHOSEN, LAST10, Reading
@@ -39,10 +39,10 @@ def control(reading: Reading = CHOSEN, **setting: object) -> tuple[Experiment, E
     """Return the runs of a control and those of the table, on the same seeds."""
     (pair,) = (
         pair
-        for pair in controls._pairs(read("controls", "table", "columns"))
+        for pair in controls.find_pairs(read("controls", "table", "columns"))
         if all(getattr(pair[0].setting, name) == value for name, value in setting.items())
     )
-    one, other = controls._on_shared_seeds(*(replace(e, reading=reading) for e in pair))
+    one, other = controls.on_shared_seeds(*(replace(e, reading=reading) for e in pair))
     return one, other
 
 
@@ -79,9 +79,7 @@ def extremes(reading: Reading = CHOSEN, skip: tuple[str, ...] = (), **setting: o
 
 def published(column: str) -> float:
     """Return the paper's gain of its best hull over its best fixed activation."""
-    figures = {row: value for row in paper.ROWS if (value := paper.accuracy(row, paper.parse_column(column)))}
-    hulls, fixed = ([value for row, value in figures.items() if row in rows] for rows in (HULLS, FIXED))
-    return max(hulls) - max(fixed)
+    return published_gain(published_figures(paper.parse_column(column)), HULLS, FIXED)
 
 
 def times_as_fast(network: str) -> float:

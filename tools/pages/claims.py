@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hullo.lab.analysis.experiments import Experiment
+from hullo.lab.analysis.experiments import Experiment, published_figures, under
 from hullo.lab.analysis.power import MOST_SEEDS, detectable_difference
 from hullo.lab.analysis.readings import BEST, READINGS, Reading
 from hullo.lab.analysis.statistics import pooled_deviation
@@ -12,7 +12,7 @@ from hullo.lab.analysis.tables.markdown import escape, grid
 from hullo.lab.spec import paper
 from hullo.properties import is_monotone
 from pages.answers import AGREES, FAILS, HOLDS, OPEN, Answer, Count, Difference, Prediction
-from pages.verdicts import AFFINE, FIXED, HULLS, Claim, claims, known_layers
+from pages.verdicts import AFFINE, FIXED, HULLS, Claim, claims, known_layers, published_gain
 
 
 def judge(experiments: Sequence[Experiment], reading: Reading | None = None) -> list[Claim]:
@@ -21,12 +21,8 @@ def judge(experiments: Sequence[Experiment], reading: Reading | None = None) -> 
     By default, claims about the size of the paper's figures are judged under the paper's probable reading.
     """
     if reading is None:
-        return claims(experiments, _under(experiments, BEST))
-    return claims(_under(experiments, reading))
-
-
-def _under(experiments: Sequence[Experiment], reading: Reading) -> list[Experiment]:
-    return [e.by_reading[reading] for e in experiments if reading in e.readings]
+        return claims(experiments, under(experiments, BEST))
+    return claims(under(experiments, reading))
 
 
 def summary_table(experiments: Sequence[Experiment]) -> str:
@@ -40,14 +36,14 @@ def summary_table(experiments: Sequence[Experiment]) -> str:
 
 def readings_table(experiments: Sequence[Experiment]) -> str:
     """Return a line per claim that records answer, and a column per reading: the verdict, and how many answers hold."""
-    readings = [reading for reading in READINGS.values() if _under(experiments, reading)]
+    readings = [reading for reading in READINGS.values() if under(experiments, reading)]
     judged = [judge(experiments, reading) for reading in readings]
     lines = [
         [escape(claims[0].statement), *(f"{claim.verdict}<br>{_counts(claim)}" for claim in claims)]
         for claims in zip(*judged, strict=True)
         if claims[0].answers
     ]
-    counts = [len(_under(experiments, reading)) for reading in readings]
+    counts = [len(under(experiments, reading)) for reading in readings]
     heads = (f"{r.short}<br>{n} column{'s' * (n > 1)}" for r, n in zip(readings, counts, strict=True))
     return grid(["claim", *heads], lines)
 
@@ -166,8 +162,12 @@ def _compared(answers: Sequence[Answer]) -> list[Difference]:
 
 def slips_list(experiments: Sequence[Experiment]) -> str:
     """Return where the paper's text contradicts its own table, or is wrong, with numbers."""
-    columns = {column: _gains(column) for column in paper.COLUMNS}
-    least, quoted = min(columns, key=lambda column: columns[column][0]), paper.QUOTED_GAINS
+    without = [row for row in FIXED if row != "leaky_relu"]
+    whole, rest = (
+        {column: published_gain(published_figures(column), HULLS, fixed) or 0.0 for column in paper.COLUMNS}
+        for fixed in (FIXED, without)
+    )
+    least, quoted = min(whole, key=whole.__getitem__), paper.QUOTED_GAINS
     first, _, alexnet = quoted
     layers = [
         (layer, record.bases)
@@ -179,9 +179,9 @@ def slips_list(experiments: Sequence[Experiment]) -> str:
     outside = [is_monotone(layer, bases) is True for layer, bases in layers if min(layer) < 0]
     gains = (
         f"**The least gain.** The text gives {quoted[first]:.2f} points on {first} as the least of its gains over "
-        f"customary activations. Its table has {columns[least][0]:.2f} on {least}, where leaky_relu is the best of "
+        f"customary activations. Its table has {whole[least]:.2f} on {least}, where leaky_relu is the best of "
         f"these. Without leaky_relu {quoted[first]:.2f} is the least, but then AlexNet's gain is "
-        f"{columns[alexnet][1]:.2f}, not the {quoted[alexnet]:.2f} of the text, which counts leaky_relu."
+        f"{rest[alexnet]:.2f}, not the {quoted[alexnet]:.2f} of the text, which counts leaky_relu."
     )
     cone = (
         "**The cone.** The text says that all non-decreasing combinations of non-decreasing functions lie in their "
@@ -193,16 +193,4 @@ def slips_list(experiments: Sequence[Experiment]) -> str:
         "**Slope one at the origin.** The proposition asks that every base has slope one at the origin. ReLU has it "
         "from the right alone, so hulls that contain it approximate the identity from the right alone."
     )
-    return "\n".join(f"- {_plain(text)}" for text in (gains, cone, origin))
-
-
-def _plain(text: str) -> str:
-    return text.replace("leaky_relu", r"leaky\_relu")
-
-
-def _gains(column: paper.Column) -> tuple[float, float]:
-    """Return the paper's gain of the best hull over the best fixed activation, with leaky_relu and without."""
-    best = max(value for row in HULLS if (value := paper.accuracy(row, column)) is not None)
-    fixed = {row: value for row in FIXED if (value := paper.accuracy(row, column)) is not None}
-    without = max(value for row, value in fixed.items() if row != "leaky_relu")
-    return best - max(fixed.values()), best - without
+    return "\n".join(f"- {text}" for text in (gains.replace("leaky_relu", r"leaky\_relu"), cone, origin))

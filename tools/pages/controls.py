@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hullo.lab.analysis.experiments import REFERENCE, SETTINGS, Experiment
-from hullo.lab.analysis.inference import Comparison, compare
+from hullo.lab.analysis.inference import compare
 from hullo.lab.analysis.readings import CHOSEN, LAST10, Reading
-from hullo.lab.analysis.statistics import Interval
+from hullo.lab.analysis.statistics import paired
 from hullo.lab.analysis.tables.format import provenance
 from hullo.lab.analysis.tables.markdown import escape, grid
 from hullo.lab.spec.run_spec import Spec
@@ -27,26 +27,28 @@ and seed. A gain in a control is that of the table's best hull over the stronges
 all of its seeds; a gain in the table is that of the claims. Intervals are Student's at 95 %, not corrected for the
 number of comparisons."""
 
+Pair = tuple[Experiment, Experiment]
+"""A control, and the runs of the table that it is compared with; these may be none."""
+
 
 def controls_part(experiments: Sequence[Experiment]) -> str:
     """Return the gains of all controls, then a table per control and reading; nothing if there are no controls."""
-    pairs = _pairs(experiments)
-    parts = [ABOUT, _gains_table(pairs), *(_tables(*pair) for pair in pairs), _made(pairs)]
-    return "\n\n".join(filter(None, parts)) if pairs else ""
+    pairs = find_pairs(experiments)
+    return "\n\n".join(filter(None, [ABOUT, _gains_table(pairs), *map(_tables, pairs), _made(pairs)])) if pairs else ""
 
 
 def control_gains_part(experiments: Sequence[Experiment]) -> str:
     """Return the gains of all controls; nothing if there are no controls."""
-    pairs = _pairs(experiments)
+    pairs = find_pairs(experiments)
     return f"{_gains_table(pairs)}\n\n{_made(pairs)}" if pairs else ""
 
 
-def _pairs(experiments: Sequence[Experiment]) -> list[tuple[Experiment, Experiment]]:
+def find_pairs(experiments: Sequence[Experiment]) -> list[Pair]:
     """Return each control and the runs that it is compared with."""
     return [(e, _counterpart(e, experiments)) for e in experiments if _changed(e.setting)]
 
 
-def _made(pairs: Sequence[tuple[Experiment, Experiment]]) -> str:
+def _made(pairs: Sequence[Pair]) -> str:
     """Return what the controls were run with."""
     return f"<sub>{escape(provenance(record for control, _ in pairs for record in control.records))}</sub>"
 
@@ -73,68 +75,56 @@ def _counterpart(control: Experiment, experiments: Sequence[Experiment]) -> Expe
     return replace(nearest, epoch=control.epoch, reading=control.reading)
 
 
-def _gains_table(pairs: Sequence[tuple[Experiment, Experiment]]) -> str:
-    """Return the gain of the best hull in each control that has fixed activations, and in the table.
+def _gains_table(pairs: Sequence[Pair]) -> str:
+    """Return the gain of the table's best hull over the strongest fixed activation of each control, and in the table.
 
-    Both are the fairest reading that the control has.
+    Both are the fairest reading that the control has. The runs of the table choose the hull, so that those of the
+    control choose nothing.
     """
     lines = []
     for control, table in pairs:
         reading = _readings(control)[0]
-        gains = _gains(*(replace(e, reading=reading) for e in (control, table)))
-        if gains:
-            shown = (f"{escape(g.row)} over {escape(g.other)}<br>{g.interval.spell('+.2f')}" for g in gains)
-            lines.append([escape(_name(control, table)), reading.short, *shown])
+        chosen = compare(replace(table, reading=reading).accuracies, HULLS, FIXED)
+        if chosen and (each := exceed_each(replace(control, reading=reading).accuracies, chosen.row, FIXED)):
+            gains = (f"{escape(g.row)} over {escape(g.other)}<br>{g.interval.spell('+.2f')}" for g in (each[0], chosen))
+            lines.append([escape(_name(control, table)), reading.short, *gains])
     return grid(["control", "reading", "gain of the hull: control", "table"], lines) if lines else ""
-
-
-def _gains(control: Experiment, table: Experiment) -> tuple[Comparison, Comparison] | None:
-    """Return what the best hull of the table gains over the strongest fixed activation of the control, and its own.
-
-    The runs of the table choose the hull, so that those of the control choose nothing.
-    """
-    chosen = compare(table.accuracies, HULLS, FIXED)
-    gains = exceed_each(control.accuracies, chosen.row, FIXED) if chosen else ()
-    return (gains[0], chosen) if chosen and gains else None
 
 
 def _name(control: Experiment, table: Experiment) -> str:
     """Return the column, the settings that were changed, and the epochs of a control."""
-    values = (
-        (name, getattr(control.setting, name), getattr(table.setting, name)) for name in _changed(control.setting)
-    )
-    changed = (f"{name}={value} (default {default})" for name, value, default in values)
-    return ", ".join([str(table.setting.column), *changed, control.time])
+    ours, usual = control.setting, table.setting
+    changed = (f"{name}={getattr(ours, name)} (default {getattr(usual, name)})" for name in _changed(ours))
+    return ", ".join([str(usual.column), *changed, control.time])
 
 
 def _readings(control: Experiment) -> list[Reading]:
-    return [reading for reading in (CHOSEN, LAST10) if reading in control.readings] or [control.reading]
+    return [reading for reading in (CHOSEN, LAST10) if reading in control.by_reading] or [control.reading]
 
 
-def _tables(control: Experiment, table: Experiment) -> str:
-    tables = (_table(control, table, reading) for reading in _readings(control))
-    return "\n\n".join([f"### {escape(_name(control, table))}", *tables])
+def _tables(pair: Pair) -> str:
+    tables = (_table(pair, reading) for reading in _readings(pair[0]))
+    return "\n\n".join([f"### {escape(_name(*pair))}", *tables])
 
 
-def _table(control: Experiment, table: Experiment, reading: Reading) -> str:
+def _table(pair: Pair, reading: Reading) -> str:
     """Return a row per activation under one reading."""
-    control, table = _on_shared_seeds(replace(control, reading=reading), replace(table, reading=reading))
+    control, table = on_shared_seeds(*(replace(experiment, reading=reading) for experiment in pair))
     known, lines = table.cells if table.records else {}, []
     for row, cell in control.cells.items():
         compared, beside = ["", ""], known.get(row)
-        if beside:
-            pairs = zip(control.accuracies[row].values(), table.accuracies[row].values(), strict=True)
-            compared = [beside.accuracy.spell(), Interval.of(one - other for one, other in pairs).spell("+.2f")]
+        if beside and (change := paired(control.accuracies[row], table.accuracies[row])):
+            compared = [beside.accuracy.spell(), change.spell("+.2f")]
         leads = (found.over_reference if found else None for found in (cell, beside))
         shown = ("" if lead is None else lead.spell("+.2f") for lead in leads)
         paper = f"{beside.published:.2f}" if beside and beside.published is not None else ""
         lines.append([escape(row), cell.accuracy.spell(), *compared, *shown, paper, str(cell.accuracy.count)])
-    heads = ["activation", "control", "table", "difference"]
-    heads += [f"over {REFERENCE}: {name}" for name in ("control", "table")]
-    return f"{reading.short.capitalize()}.\n\n{grid([*heads, 'paper', 'seeds'], lines)}"
+    over = (f"over {REFERENCE}: {name}" for name in ("control", "table"))
+    head = ["activation", "control", "table", "difference", *over, "paper", "seeds"]
+    return f"{reading.short.capitalize()}.\n\n{grid(head, lines)}"
 
 
-def _on_shared_seeds(control: Experiment, table: Experiment) -> tuple[Experiment, Experiment]:
+def on_shared_seeds(control: Experiment, table: Experiment) -> Pair:
     """Return the runs whose activation and seed both have, and of activations that are not in both, the control's."""
     found = [{(r.spec.activation, r.spec.seed) for r in e.records} for e in (control, table)]
     shared = found[0] & found[1]

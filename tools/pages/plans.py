@@ -81,15 +81,10 @@ def is_equivalent(gain: Interval, margin: float) -> bool:
 def plans_part(experiments: Sequence[Experiment]) -> str:
     """Return the plans with their results, and the commands."""
     by_column = {experiment.setting.column: experiment for experiment in experiments}
-    lines = [
-        [
-            escape(str(plan.column)),
-            f"{escape(plan.row)} over {escape(plan.other)}",
-            f"{plan.seeds.start} to {plan.seeds.stop - 1}",
-            plan.test,
-            plan.judge(by_column[plan.column]) if plan.column in by_column else "not run",
-        ]
-        for plan in PLANS
-    ]
+    lines = []
+    for plan in PLANS:
+        pair, seeds = f"{plan.row} over {plan.other}", f"{plan.seeds.start} to {plan.seeds.stop - 1}"
+        result = plan.judge(by_column[plan.column]) if plan.column in by_column else "not run"
+        lines.append([*map(escape, (str(plan.column), pair)), seeds, plan.test, result])
     table = grid(["column", "pair", "fresh seeds", "test", "result"], lines)
     return "\n".join([table, "", "```", *(plan.command for plan in PLANS), "```"])

@@ -132,7 +132,7 @@ def claims(experiments: Sequence[Experiment], like_paper: Sequence[Experiment] |
     """
     tested = [e for e in experiments if e.split == "test"]
     read_alike = tested if like_paper is None else list(like_paper)
-    whole = [e for e in tested if any(e.published(row) is not None for row in paper.ROWS)]
+    whole = [e for e in tested if e.published]
     return [*_about_results(whole, read_alike), *_about_training(whole), *_about_functions(tested)]
 
 
@@ -140,7 +140,7 @@ def _about_results(whole: Sequence[Experiment], read_alike: Sequence[Experiment]
     deep = [e for e in whole if e.setting.network == DEEP]
     alexnet = [e for e in read_alike if e.setting.network == paper.ALEXNET.network]
     small = [e for e in read_alike if e not in alexnet]
-    bases = [(row, [row], [item.name for item in ActivationSpec.parse(row).bases]) for row in HULLS]
+    bases = [(row, [row], _bases(row)) for row in HULLS]
     yield Claim(
         "The best activation is a hull, in every column",
         "claimed in the introduction, the results and the conclusion, of six columns",
@@ -275,7 +275,7 @@ def _compare(experiments: Sequence[Experiment], *questions: Question, at_least: 
     found = []
     for text, rows, others in questions:
         for experiment in experiments:
-            reached, published = experiment.accuracies, _published_gain(experiment, rows, others)
+            reached, published = experiment.accuracies, published_gain(experiment.published, rows, others)
             each = [compare(reached, rows, others)] if len(rows) > 1 else exceed_each(reached, rows[0], others)
             if known := tuple(filter(None, each)):
                 found.append(Difference(experiment.name, text, known, published, at_least))
@@ -285,21 +285,15 @@ def _compare(experiments: Sequence[Experiment], *questions: Question, at_least: 
 def _affine_over_convex(experiments: Sequence[Experiment]) -> Iterator[Difference]:
     """Compare affine with convex hulls, averaged over the sets of bases; the seed is the unit."""
     for experiment in experiments:
-        means = {
-            "affine": _mean_scores(experiment.accuracies, AFFINE),
-            "convex": _mean_scores(experiment.accuracies, CONVEX),
-        }
+        sides, published = {"affine": AFFINE, "convex": CONVEX}, experiment.published
+        means = {kind: mean_scores(experiment.accuracies, rows) for kind, rows in sides.items()}
         if found := compare(means, ["affine"], ["convex"]):
-            gaps = [
-                one - two
-                for pair in zip(AFFINE, CONVEX, strict=True)
-                if (one := experiment.published(pair[0])) is not None
-                and (two := experiment.published(pair[1])) is not None
-            ]
+            pairs = (pair for pair in zip(AFFINE, CONVEX, strict=True) if published.keys() >= {*pair})
+            gaps = [published[affine] - published[convex] for affine, convex in pairs]
             yield Difference(experiment.name, "affine over convex", (found,), mean(gaps) if gaps else None)
 
 
-def _mean_scores(scores: Scores, rows: Sequence[str]) -> Mapping[int, float]:
+def mean_scores(scores: Scores, rows: Sequence[str]) -> Mapping[int, float]:
     """Return the mean over activations by seed, of the seeds that all have."""
     own = [scores.get(row, {}) for row in rows]
     return {seed: mean(reached[seed] for reached in own) for seed in sorted(set.intersection(*map(set, own)))}
@@ -311,13 +305,18 @@ def _count_bold(experiments: Sequence[Experiment]) -> tuple[int, int]:
         gain
         for experiment in experiments
         for row in HULLS
-        if (gain := _published_gain(experiment, [row], [b.name for b in ActivationSpec.parse(row).bases])) is not None
+        if (gain := published_gain(experiment.published, [row], _bases(row))) is not None
     ]
     return sum(gain > 0 for gain in gains), len(gains)
 
 
-def _published_gain(experiment: Experiment, rows: Sequence[str], others: Sequence[str]) -> float | None:
-    ours, theirs = ([v for row in names if (v := experiment.published(row)) is not None] for names in (rows, others))
+def _bases(row: str) -> list[str]:
+    return [item.name for item in ActivationSpec.parse(row).bases]
+
+
+def published_gain(published: Mapping[str, float], rows: Sequence[str], others: Sequence[str]) -> float | None:
+    """Return by how much the best figure of some activations exceeds that of others; None where one is missing."""
+    ours, theirs = ([published[row] for row in names if row in published] for names in (rows, others))
     return max(ours) - max(theirs) if ours and theirs else None
 
 
@@ -326,7 +325,7 @@ def _gains(experiments: Sequence[Experiment]) -> tuple[Answer, ...]:
     question, rows, others = BEST
     found = []
     for experiment in experiments:
-        reached, published = experiment.accuracies, _published_gain(experiment, rows, others)
+        reached, published = experiment.accuracies, published_gain(experiment.published, rows, others)
         sides = [[reached[name] for name in names if name in reached] for names in (rows, others)]
         if published is not None and all(sides):
             seeds = sorted(set.intersection(*(set(run) for side in sides for run in side)))
@@ -340,7 +339,7 @@ def _monotone(experiments: Sequence[Experiment], rows: Sequence[str]) -> Iterato
     """Count the learned functions, one per layer and run, that are monotone; for affine hulls, those that are not."""
     for row in rows:
         for experiment in experiments:
-            own = (record for record in experiment.records if record.spec.activation == row)
+            own = experiment.runs.get(row, [])
             runs = [layers for record in own if (layers := monotone_layers(record, experiment.read_epoch(record)))]
             if runs:
                 whole, monotone, total = sum(map(all, runs)), sum(map(sum, runs)), sum(map(len, runs))

@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
-from pages.batch_size import batches_tables
-from pages.drift import drift_tables
-from pages.epochs import epochs_tables, losses_tables
+from pages.course import batches_tables, drift_tables, epochs_tables, losses_tables
 from pages.speed import cost_table, paces, speed_table
 from rich.console import Console
 

@@ -147,10 +147,9 @@ class Experiment:
 
         Runs on a sample or another part of a data set, and those that `hullo.lab.record` wrote, compare with nothing.
         """
-        column = self.setting.column
-        if column not in paper.COLUMNS or self.split == "val" or self.part or self.setting.settings is not None:
+        if self.split == "val" or self.part or self.setting.settings is not None:
             return {}
-        return {row: value for row in paper.ROWS if (value := paper.accuracy(row, column)) is not None}
+        return published_figures(self.setting.column)
 
     @property
     def metric(self) -> str:
@@ -247,9 +246,15 @@ def experiments(
     if reading and reading not in READINGS:
         raise ValueError(f"unknown reading {reading!r}; available: {', '.join(READINGS)}")
     if reading and not (found := under(known := found, READINGS[reading])) and known:
-        there = (f"{e.name} has {', '.join(map(str, e.by_reading))}" for e in known)
-        raise ValueError(f"no runs with the reading {reading!r}: {'; '.join(there)}; choose another --reading")
+        others = (f"{e.name} has {', '.join(map(str, e.by_reading))}" for e in known)
+        raise ValueError(f"no runs with the reading {reading!r}: {'; '.join(others)}; choose another --reading")
     return _only(found, rows) if rows else found
+
+
+def published_figures(column: paper.Column) -> dict[str, float]:
+    """Return the figures of a column of the paper's table by activation."""
+    rows = paper.ROWS if column in paper.COLUMNS else ()
+    return {row: value for row in rows if (value := paper.accuracy(row, column)) is not None}
 
 
 def _split(records: Sequence[Record]) -> str:
@@ -305,7 +310,7 @@ def rows_of(experiments: Iterable[Experiment]) -> list[str]:
 
 
 def _fitting(text: str, names: Mapping[Spec, str]) -> list[Spec]:
-    """Return the settings that a column, and settings of it as names spell them, describe; all versions without hashes."""
+    """Return the settings that fit a column and words as names have them; all versions of a column without hashes."""
     column, *words = text.split() or [""]
     wanted = paper.parse_column(column)
     beside = (setting for setting in names if wanted in (setting.column, setting.column.without_hashes))

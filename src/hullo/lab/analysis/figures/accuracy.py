@@ -174,7 +174,7 @@ def draw_final(experiment: Experiment) -> Figure:
         if several:
             panel.plot(sound, [y + 0.25] * len(sound), ".", color=GRAY, markersize=4, label="a run")
         if cell.published is not None:
-            look = {"color": COLORS[3], "markerfacecolor": "white", "markersize": 4.5, "zorder": 4}
+            look: dict[str, Any] = {"color": COLORS[3], "markerfacecolor": "white", "markersize": 4.5, "zorder": 4}
             panel.plot(cell.published, y, "D", **look, label="the paper")
         seen += [*_ends(cell.accuracy), *sound, cell.published or cell.accuracy.mean]
     counts = [f"\n({_count(cell)})" if cell.diverged else "" for cell in cells]

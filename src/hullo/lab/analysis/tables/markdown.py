@@ -49,6 +49,11 @@ def grid(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(texts)} |" for texts in (head, rule, *lines))
 
 
+def section(title: str, head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """Return a table under a heading."""
+    return f"### {escape(title)}\n\n{grid(head, lines)}"
+
+
 def escape(text: str) -> str:
     """Escape a text for Markdown, on one line.
 
