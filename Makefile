@@ -4,7 +4,7 @@ EXTRAS_lab := lab
 EXTRAS_docs := docs,lab,keras
 EXTRAS_dev := dev
 
-.PHONY: test check demo docs setup
+.PHONY: test check demo docs setup versions
 .DEFAULT_GOAL := test
 
 test: check  ## every check and every test, two at a time: many wait for processes, and threads would wait for each other
@@ -23,6 +23,15 @@ demo: $(VENV)/lab  ## twelve LeNet-5 side by side, on the packaged sample: two f
 
 docs: $(VENV)/docs  ## the site: site/index.html
 	$(PYTHON) -m sphinx --quiet --fail-on-warning docs site
+
+OTHER := .environments/$(WITH)-$(TORCH)
+CORE := $(patsubst %,tests/%.py,test_bases test_functional test_modules test_modules_checkpoints test_keras \
+  surgery/test_replace population/test_population lab/test_recorder)
+versions: setup  ## the wheel in an environment of its own, as in: make versions WITH=python3.11 TORCH=2.10.0
+	rm -rf $(OTHER) && $(WITH) -m venv $(OTHER)
+	$(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir $(OTHER) .
+	$(OTHER)/bin/python -m pip install --quiet torch==$(TORCH) pytest hypothesis "$$(echo $(OTHER)/*.whl)[lab,keras,export]"
+	$(OTHER)/bin/python -m pytest -p no:cacheprovider $(CORE)
 
 setup: $(VENV)/dev  ## a virtual environment with everything in it
 

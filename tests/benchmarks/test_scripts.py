@@ -80,13 +80,18 @@ def test_rows_are_saved_with_their_environment_and_failures_do_not_stop_others(h
     assert "b left out: RuntimeError: no such kernel" in capsys.readouterr().out
 
 
-def test_floor_is_bytes_over_bandwidth_and_rate_is_flops_over_time(monkeypatch):
+def test_floor_is_the_bytes_that_must_move_over_the_bandwidth(monkeypatch, capsys):
     monkeypatch.syspath_prepend(BENCHMARKS)
-    bench = importlib.import_module("population_kernels").Bench("A test.")
-    bench.start(["--device", "cpu"])
-    steps = {"forward": lambda: None, "again": lambda: None, "backward": lambda: None}
-    bench.measure("part", "layer", {"one": lambda: steps}, {"forward": 10**6, "backward": 3 * 10**6}, flops=1e9)
-    assert [(row["direction"], row["megabytes"]) for row in bench.rows] == [("forward", 1.0), ("backward", 3.0)]
-    for row in bench.rows:
-        assert row["floor_microseconds"] == pytest.approx(1e12 * row["megabytes"] / bench.bandwidth)
-        assert row["tflops"] == pytest.approx(1e9 / row["microseconds"] / 1e6)
+    bench = importlib.import_module("population_kernels")
+    moved = {}
+    monkeypatch.setattr(bench.Harness, "add", lambda _, **row: moved.update({(row["layer"], row["passes"]): row}))
+    bench.main(["--device", "cpu", "--rounds", "1"])
+    assert "left out" not in capsys.readouterr().out
+    assert {layer for layer, _ in moved} == {*bench.LAYERS, *bench.OPTIMIZERS}
+    x = 2 * 2 * 512 * 2  # two members, two samples, bfloat16
+    assert [1e6 * moved["kerasnet dropout", name]["megabytes"] for name in ("forward", "both")] == [2 * x, 5 * x]
+    x, y, weights = 4 * 20 * 14 * 14 * 2, 4 * 50 * 10 * 10 * 2, 2 * 50 * 20 * 25 * 4
+    both = 1e6 * moved["lenet5 conv2", "both"]["megabytes"]
+    assert both == pytest.approx((x + weights + y) + (x + weights + y) + (x + weights))
+    floors = {row["microseconds"] / row["over_floor"] / row["megabytes"] for row in moved.values()}
+    assert max(floors) == pytest.approx(min(floors))

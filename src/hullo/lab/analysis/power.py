@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import pairwise
@@ -68,13 +69,9 @@ def seeds_needed(difference: float, deviation: float, alpha: float = ALPHA, erro
     if not deviation:
         return 2
     effect = abs(difference) / deviation
-    if t_power(effect, MOST_SEEDS, alpha, error) < POWER:
-        return None
-    low, high = 1, MOST_SEEDS
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if t_power(effect, middle, alpha, error) < POWER else (low, middle)
-    return high
+    known = range(2, MOST_SEEDS + 1)
+    place = bisect_left(known, POWER, key=lambda seeds: t_power(effect, seeds, alpha, error))
+    return known[place] if place < len(known) else None
 
 
 def detectable_difference(deviation: float, seeds: int, alpha: float = ALPHA) -> float:

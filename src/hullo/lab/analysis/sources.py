@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,22 +80,10 @@ def longest_of_columns(records: Iterable[Record]) -> list[Record]:
     Most activations need at least `ENOUGH_SEEDS` seeds. Where no runs of a column have them, the longest represent it.
     """
     runs = list(records)
-    standing = _standing(runs)
+    known = {(spec.column, spec.epochs, spec.activation, spec.seed) for spec in (record.spec for record in runs)}
+    enough: dict[tuple[Column, int], list[bool]] = {}  # by length, of each activation
+    for (column, epochs, _), seeds in Counter(run[:3] for run in known).items():
+        enough.setdefault((column, epochs), []).append(seeds >= ENOUGH_SEEDS)
+    ranked = sorted((2 * sum(each) > len(each), epochs, column) for (column, epochs), each in enough.items())
+    standing = {column: epochs for _, epochs, column in ranked}
     return [record for record in runs if record.spec.epochs == standing[record.spec.column]]
-
-
-def _standing(records: Iterable[Record]) -> dict[Column, int]:
-    """Return the number of epochs of the runs that represent each column."""
-    seeds: dict[Column, dict[int, dict[str, set[int]]]] = {}
-    for spec in (record.spec for record in records):
-        of_length = seeds.setdefault(spec.column, {}).setdefault(spec.epochs, {})
-        of_length.setdefault(spec.activation, set()).add(spec.seed)
-    return {
-        column: max((_have_enough_seeds(by_activation.values()), epochs) for epochs, by_activation in known.items())[1]
-        for column, known in seeds.items()
-    }
-
-
-def _have_enough_seeds(seeds: Collection[Collection[int]]) -> bool:
-    """Return whether most activations have enough seeds, given those of each."""
-    return 2 * sum(len(own) >= ENOUGH_SEEDS for own in seeds) > len(seeds)

@@ -85,8 +85,8 @@ class Interval:
 def paired(one: Mapping[int, float], other: Mapping[int, float]) -> Interval | None:
     """Return the mean difference between runs of the same seed; None if there are none.
 
-    >>> paired({0: 81.0, 1: 83.0, 2: 99.0}, {0: 80.0, 1: 80.0})
-    Interval(mean=2.0, half=12.706204736174694, count=2)
+    >>> paired({0: 81.0, 1: 83.0, 2: 99.0}, {0: 80.0, 1: 80.0}).spell("+.2f")
+    '+2.00 ± 12.71'
     """
     shared = sorted(one.keys() & other.keys())
     return Interval.of(one[seed] - other[seed] for seed in shared) if shared else None

@@ -98,6 +98,12 @@ function trace(xs, ys) {
   return text;
 }
 
+/** Return the svg of a chart, which has a name. */
+function canvas(label, width, height, ...children) {
+  const size = {width, height, viewBox: `0 0 ${width} ${height}`};
+  return node("svg", {...size, role: "img", "aria-label": label}, ...children);
+}
+
 /** Return a chart with axes: its svg, the plot to draw into, which clips, and the scales of both axes. */
 function frame({label, width, height, x, y, xStep = 0, xName = ""}) {
   const left = 44;
@@ -107,22 +113,18 @@ function frame({label, width, height, x, y, xStep = 0, xName = ""}) {
   const Y = known((value) => down - ((value - y[0]) / (y[1] - y[0])) * down);
   const plot = node("svg", {class: "plot", x: left, y: 8, width: across, height: down, "data-x": x, "data-y": y});
   const marks = node("g", {class: "axes", transform: `translate(${left} 8)`});
+  const mark = (value, line, text) =>
+    marks.append(node("line", {class: value === 0 ? "zero" : null, ...line}), node("text", text, minus(value)));
   for (const value of ticks(x, Math.max(2, Math.min(8, across / 60)), xStep)) {
-    marks.append(
-      node("line", {class: value === 0 ? "zero" : null, x1: X(value), x2: X(value), y1: 0, y2: down}),
-      node("text", {x: X(value), y: down + 16, "text-anchor": "middle"}, minus(value)),
-    );
+    const at = X(value);
+    mark(value, {x1: at, x2: at, y1: 0, y2: down}, {x: at, y: down + 16, "text-anchor": "middle"});
   }
   for (const value of ticks(y, Math.max(2, Math.min(6, down / 35)), 0)) {
-    marks.append(
-      node("line", {class: value === 0 ? "zero" : null, x1: 0, x2: across, y1: Y(value), y2: Y(value)}),
-      node("text", {x: -7, y: Y(value) + 4, "text-anchor": "end"}, minus(value)),
-    );
+    const at = Y(value);
+    mark(value, {x1: 0, x2: across, y1: at, y2: at}, {x: -7, y: at + 4, "text-anchor": "end"});
   }
   if (xName) marks.append(node("text", {x: across / 2, y: down + 33, "text-anchor": "middle"}, xName));
-  const svg = node("svg", {width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label});
-  svg.append(marks, plot);
-  return {svg, plot, X, Y, left, top: 8};
+  return {svg: canvas(label, width, height, marks, plot), plot, X, Y, left, top: 8};
 }
 
 /** Return the width of `count` panels beside each other: at least `least`, where there is room. */
@@ -160,7 +162,6 @@ function plane({label, width, names, points}) {
   const X = known((value) => width / 2 + (value - (x[0] + x[1]) / 2) * unit);
   const Y = known((value) => height / 2 - (value - (y[0] + y[1]) / 2) * unit);
   const corners = CORNERS.map(([a, b]) => [X(a), Y(b)]);
-  const svg = node("svg", {width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label});
   const edges = [[0, 1], [1, 2], [2, 0]].map(([a, b]) => {
     const at = (share) => [0, 1].map((axis) => corners[a][axis] + share * (corners[b][axis] - corners[a][axis]));
     const [[x1, y1], [x2, y2]] = [at(-20), at(20)];
@@ -174,6 +175,5 @@ function plane({label, width, names, points}) {
   });
   const plot = node("g");
   const simplex = node("polygon", {class: "simplex", points: corners.join(" ")});
-  svg.append(node("g", {class: "axes"}, edges), simplex, plot, ...labels);
-  return {svg, plot, X, Y};
+  return {svg: canvas(label, width, height, node("g", {class: "axes"}, edges), simplex, plot, labels), plot, X, Y};
 }

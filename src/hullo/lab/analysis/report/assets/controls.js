@@ -20,7 +20,7 @@ function buildControls() {
     checkboxes(
       "Seeds",
       offeredSeeds().map((seed) => ({value: seed, text: String(seed), checked: chosenSeeds().includes(seed)})),
-      (seed) => change({seed: seed.map(Number)}),
+      (seed) => change({seed}),
     ),
     checkboxes(
       "Activations",

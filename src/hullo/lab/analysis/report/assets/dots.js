@@ -42,7 +42,6 @@ function dotPlot(columns, names, labels, room, across) {
   const bottom = tops.at(-1);
   const [width, height] = [Math.round(room + across * columns.length), bottom + 24];
   const label = `Accuracy of ${columns.map(labelOf).join("; ")}; the table below has the values`;
-  const svg = node("svg", {width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label});
   const plot = node("g", {class: "plot"});
   names.forEach((name, i) => {
     const middle = (tops[i] + tops[i + 1]) / 2;
@@ -53,7 +52,7 @@ function dotPlot(columns, names, labels, room, across) {
   columns.forEach((column, k) => {
     plot.append(dotPanel(column, names, heads[k], tops, room + across * k, across - 22));
   });
-  svg.append(plot);
+  const svg = canvas(label, width, height, plot);
   follow(svg, (px, py) => {
     const i = names.findIndex((_, j) => py >= tops[j] && py < tops[j + 1]);
     const column = columns[Math.max(0, Math.floor((px - room) / across))];

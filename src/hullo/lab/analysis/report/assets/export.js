@@ -16,10 +16,10 @@ function saveFile(name, type, text) {
 /** Return a color as rgb, which every program that reads SVG understands. */
 function plainColor(value) {
   if (!/^(color|oklab|oklch|light-dark)\(/.test(value)) return value;
-  const canvas = node("canvas", {width: 1, height: 1}).getContext("2d");
-  canvas.fillStyle = value;
-  canvas.fillRect(0, 0, 1, 1);
-  return `rgb(${[...canvas.getImageData(0, 0, 1, 1).data.slice(0, 3)].join(", ")})`;
+  const pixel = node("canvas", {width: 1, height: 1}).getContext("2d");
+  pixel.fillStyle = value;
+  pixel.fillRect(0, 0, 1, 1);
+  return `rgb(${[...pixel.getImageData(0, 0, 1, 1).data.slice(0, 3)].join(", ")})`;
 }
 
 /** Return a chart as an SVG file: styles become attributes, and the page's background comes along. */

@@ -1,14 +1,41 @@
 "use strict";
 // The page: which view is shown, and when it is drawn.
 
-const NOTHING = () => {};
-const DRAWN = {
-  table: {build: buildTable, update: updateTable},
-  curves: {build: buildCurves, update: updateCurves},
-  paths: {build: buildPaths, update: updatePaths},
-  training: {build: buildTraining, update: updateTraining},
-  playground: {build: buildPlayground, update: updatePlayground},
-  runs: {build: buildRuns, update: NOTHING},
+const VIEWS = {
+  table: {name: "Results", title: "Results", build: buildTable, update: updateTable},
+  curves: {
+    name: "Curves",
+    title: "Learned activations",
+    lead: "One panel per layer, from the input to the output. Affine hulls are solid, convex hulls dashed.",
+    build: buildCurves,
+    update: updateCurves,
+  },
+  paths: {
+    name: "Paths",
+    title: "Coefficients over training",
+    lead:
+      "One panel per activation, one path per layer. The coefficients of a convex hull stay in the shaded simplex; " +
+      "those of an affine hull may leave it. A dot marks the epoch.",
+    build: buildPaths,
+    update: updatePaths,
+  },
+  training: {
+    name: "Training",
+    title: "Learning curves",
+    lead:
+      "The mean of the chosen seeds, and each seed as a faint line. A run that diverged ends with a cross and does " +
+      "not count in a mean.",
+    build: buildTraining,
+    update: updateTraining,
+  },
+  playground: {
+    name: "Playground",
+    title: "Playground",
+    lead: "Change the coefficients of base functions and see their combination.",
+    build: buildPlayground,
+    update: updatePlayground,
+  },
+  runs: {name: "Runs", title: "Runs", build: buildRuns, update: () => {}},
 };
 
 /** Go to another view, as an entry of the browser's history. */
@@ -21,13 +48,9 @@ function go(changes) {
 /** Draw anew what has moved; controls stay as they are. */
 function update() {
   updateControls();
-  DRAWN[state.view].update();
-  updateLinks();
-  if (lit.name !== null) light(lit.name);
-}
-
-function updateLinks() {
+  VIEWS[state.view].update();
   for (const link of document.querySelectorAll("#views a")) link.href = address({view: link.dataset.view});
+  if (lit.name !== null) light(lit.name);
 }
 
 /** Build the view that the address names; the focus stays on its control. */
@@ -45,7 +68,7 @@ function show() {
     else link.removeAttribute("aria-current");
   }
   if (DOCUMENT.columns.length) buildControls();
-  DRAWN[state.view].build();
+  VIEWS[state.view].build();
   update();
   if (id && document.activeElement.id !== id) document.getElementById(id)?.focus();
 }
@@ -55,10 +78,16 @@ function begin() {
   const runs = columns.reduce((sum, column) => sum + column.runs.length, 0);
   document.getElementById("summary").textContent =
     `${plural(runs, "run")} in ${plural(columns.length, "experiment")}, hullo ${DOCUMENT.hullo}`;
-  const views = Object.entries(VIEWS).filter(([view]) => columns.length || view === "playground");
-  document.getElementById("views").append(
-    ...views.map(([view, name]) => node("a", {href: `#${view}`, "data-view": view}, name)),
-  );
+  for (const [view, {name, title, lead}] of Object.entries(VIEWS)) {
+    if (columns.length || view === "playground") {
+      document.getElementById("views").append(node("a", {href: `#${view}`, "data-view": view}, name));
+    }
+    const heading = node("h2", {id: `${view}-title`}, title);
+    const about = lead ? node("p", {class: "lead"}, lead) : null;
+    const section = {id: view, "aria-labelledby": heading.id, hidden: true};
+    const body = node("div", {"data-part": "body"});
+    document.getElementById("main").append(node("section", section, heading, about, body));
+  }
   document.getElementById("notes").append(
     ...waiting.map(([column, count]) =>
       node("p", {class: "note"}, `${column}: ${plural(count, "run")} in progress; shown when finished.`),

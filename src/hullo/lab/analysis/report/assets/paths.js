@@ -46,36 +46,33 @@ function planePath(paths) {
   return planePaths.get(paths);
 }
 
+/** Draw the path of each layer, {points, now, name, color}, up to the epoch on the screen; a dot marks that. */
+function drawPaths({plot, X, Y}, layers) {
+  for (const {color, points, now, name} of layers) {
+    const past = [...points.slice(0, Math.floor(motion.shown) + 1), now];
+    const d = trace(past.map(([x]) => X(x)), past.map(([, y]) => Y(y)));
+    plot.append(node("path", {class: "path", "data-line": name, style: {stroke: color}, d}));
+  }
+  for (const {color, now: [x, y], name} of layers) {
+    if (x === null || y === null) continue;
+    plot.append(node("circle", {"data-line": name, cx: X(x), cy: Y(y), r: 3.5, style: {fill: color}}));
+  }
+}
+
 function planePanel(row, runs, width) {
-  const layers = layersOf(runs).map(({paths, color, name, seed}) => ({
-    color,
-    name,
-    seed,
-    paths,
-    points: planePath(paths),
-    now: planePoint(coefficientsAt(paths, motion.shown)),
+  const layers = layersOf(runs).map((layer) => ({
+    ...layer,
+    points: planePath(layer.paths),
+    now: planePoint(coefficientsAt(layer.paths, motion.shown)),
   }));
-  const {svg, plot, X, Y} = plane({
+  const chart = plane({
     label: `The path of the coefficients of ${row.name} in their plane, up to epoch ${currentEpoch()}`,
     width,
     names: runs[0].bases,
     points: layers.flatMap(({points}) => points),
   });
-  for (const {color, points, now, name} of layers) {
-    const past = [...points.slice(0, Math.floor(motion.shown) + 1), now];
-    plot.append(
-      node("path", {
-        class: "path",
-        "data-line": name,
-        style: {stroke: color},
-        d: trace(past.map(([x]) => X(x)), past.map(([, y]) => Y(y))),
-      }),
-    );
-  }
-  for (const {color, now, name} of layers) {
-    if (now[0] === null) continue;
-    plot.append(node("circle", {"data-line": name, cx: X(now[0]), cy: Y(now[1]), r: 3.5, style: {fill: color}}));
-  }
+  const {svg, X, Y} = chart;
+  drawPaths(chart, layers);
   follow(svg, (px, py) => {
     let best = {gap: 24};
     for (const layer of layers) {
@@ -86,17 +83,20 @@ function planePanel(row, runs, width) {
     }
     return best.layer ? pathTip(best.layer, runs[0].bases, best.epoch) : null;
   });
-  return panel(row.name, svg, {
-    note: "in the plane where they sum to one",
-    rows: () => pathRows(layers, runs[0].bases),
-  });
+  const note = "in the plane where they sum to one";
+  return panel(row.name, svg, {note, rows: () => pathRows(layers, runs[0].bases)});
 }
 
 function epochPanel(row, runs, base, width) {
   const {epochs} = currentColumn();
-  const layers = layersOf(runs);
+  const layers = layersOf(runs).map((layer) => ({
+    ...layer,
+    points: layer.paths[base].map((value, epoch) => [epoch, value]),
+    now: [motion.shown, coefficientsAt([layer.paths[base]], motion.shown)[0]],
+  }));
+  const [name, other] = [runs[0].bases[base], runs[0].bases[1]];
   const chart = frame({
-    label: `The coefficient of ${runs[0].bases[base]} in ${row.name} over the epochs, up to ${currentEpoch()}`,
+    label: `The coefficient of ${name} in ${row.name} over the epochs, up to ${currentEpoch()}`,
     width,
     height: Math.round(width * 0.86),
     x: rangeOf([0, epochs], 0.02),
@@ -106,29 +106,12 @@ function epochPanel(row, runs, base, width) {
   });
   const {svg, plot, X, Y} = chart;
   plot.append(node("rect", {class: "simplex", x: X(0), y: Y(1), width: X(epochs) - X(0), height: Y(0) - Y(1)}));
-  for (const {paths, color, name} of layers) {
-    const past = paths[base].slice(0, Math.floor(motion.shown) + 1);
-    const now = coefficientsAt([paths[base]], motion.shown)[0];
-    const xs = [...past.keys(), motion.shown].map(X);
-    plot.append(
-      node("path", {
-        class: "path",
-        "data-line": name,
-        style: {stroke: color},
-        d: trace(xs, [...past, now].map(Y)),
-      }),
-    );
-    if (now === null) continue;
-    plot.append(node("circle", {"data-line": name, cx: X(motion.shown), cy: Y(now), r: 3.5, style: {fill: color}}));
-  }
+  drawPaths(chart, layers);
   const epochList = Array.from({length: Math.floor(motion.shown) + 1}, (_, i) => i);
   const lines = layers.map(({name, paths}) => ({name, ys: paths[base]}));
   followCurves(chart, epochList, lines, (epoch) => `epoch ${epoch}`, short);
-  const rest = runs[0].bases.length === 2 ? `, ${runs[0].bases[1]}’s is the rest` : "";
-  return panel(row.name, svg, {
-    note: `${runs[0].bases[base]}’s coefficient${rest}`,
-    rows: () => pathRows(layers, runs[0].bases),
-  });
+  const note = `${name}’s coefficient${runs[0].bases.length === 2 ? `, ${other}’s is the rest` : ""}`;
+  return panel(row.name, svg, {note, rows: () => pathRows(layers, runs[0].bases)});
 }
 
 /** Return the coefficients of a layer at an epoch, for the box beside the pointer. */

@@ -48,7 +48,7 @@ function buildPlayground() {
           fit("alike", "equal coefficients", (all) => all.map(({name}) => ({name, coefficient: 1 / all.length}))),
           fit("shift", "make them sum to one", shifted),
         ),
-        node("dl", {class: "facts", "aria-live": "polite"}),
+        node("dl", {class: "details facts", "aria-live": "polite"}),
         node(
           "div",
           {class: "snippet"},

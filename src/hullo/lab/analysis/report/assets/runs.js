@@ -74,7 +74,7 @@ function runDetails(run, column) {
       "p",
       null,
       ["curves", "training"].map((view) =>
-        node("a", {class: "more", href: address({view, row: [activation], seed: [run.spec.seed]})}, VIEWS[view]),
+        node("a", {class: "more", href: address({view, row: [activation], seed: [run.spec.seed]})}, VIEWS[view].name),
       ),
     ),
   );

@@ -2,32 +2,13 @@
 // The state of the page: the document, and the view, which is also in the address after the #.
 
 const DOCUMENT = JSON.parse(document.getElementById("data").textContent);
-const VIEWS = {
-  table: "Results",
-  curves: "Curves",
-  paths: "Paths",
-  training: "Training",
-  playground: "Playground",
-  runs: "Runs",
-};
 
-/** How each part of the view is parsed from the address; null means the default for the data. */
-const PARTS = {
-  column: (texts) => texts[0],
-  row: (texts) => texts,
-  seed: (texts) => texts.filter(Boolean).map(Number),
-  epoch: (texts) => Number(texts[0]) || 0,
-  layers: (texts) => texts[0],
-  metric: (texts) => texts[0],
-  show: (texts) => texts[0],
-  reading: (texts) => (Object.hasOwn(DOCUMENT.readings, texts[0]) ? texts[0] : null),
-  sort: (texts) => texts[0],
-  studies: (texts) => texts[0],
-  pair: (texts) => texts,
-  cell: (texts) => texts[0],
-  run: (texts) => texts[0],
-  base: (texts) => texts,
-};
+/** The parts of the view in the address, as text; null means the default for the data. Some are lists. */
+const PARTS = [
+  "column", "row", "seed", "epoch", "layers", "metric", "show", "reading", "sort", "studies", "pair", "cell", "run",
+  "base",
+];
+const LISTS = ["row", "seed", "pair", "base"];
 
 const REFERENCE = "relu";
 const FEW_ROWS = 4;
@@ -36,15 +17,15 @@ const state = {view: "table"};
 function readAddress() {
   const [view, query = ""] = location.hash.slice(1).split("?");
   const given = new URLSearchParams(query);
-  state.view = view in VIEWS ? view : "table";
-  for (const [name, read] of Object.entries(PARTS)) state[name] = given.has(name) ? read(given.getAll(name)) : null;
+  state.view = Object.hasOwn(VIEWS, view) ? view : "table";
+  for (const name of PARTS) state[name] = LISTS.includes(name) && given.has(name) ? given.getAll(name) : given.get(name);
 }
 
 /** Return the address of a view: the present one with changes. */
 function address(changes) {
   const {view, ...parts} = {...state, ...changes};
   const query = new URLSearchParams();
-  for (const name of Object.keys(PARTS)) {
+  for (const name of PARTS) {
     for (const value of [parts[name] ?? []].flat()) query.append(name, value);
     if (Array.isArray(parts[name]) && !parts[name].length) query.append(name, "");
   }
@@ -83,7 +64,7 @@ function layerName(layer) {
 
 /** Return the reading of a column: the chosen one, or by default the column's fairest. */
 function readingOf(column) {
-  return DOCUMENT.readings[state.reading ?? column.reading];
+  return DOCUMENT.readings[Object.hasOwn(DOCUMENT.readings, state.reading) ? state.reading : column.reading];
 }
 
 const learns = (row) => row.kind !== "fixed" && row.kind !== "own";
@@ -123,7 +104,7 @@ function offeredSeeds() {
 /** Return the chosen seeds; by default the first, as curves of several hide each other, and all for training. */
 function chosenSeeds() {
   const seeds = offeredSeeds();
-  if (state.seed !== null) return seeds.filter((seed) => state.seed.includes(seed));
+  if (state.seed !== null) return seeds.filter((seed) => state.seed.includes(String(seed)));
   return state.view === "training" ? seeds : seeds.slice(0, 1);
 }
 
@@ -134,7 +115,7 @@ function chosenRuns(row) {
 
 function currentEpoch() {
   const {epochs} = currentColumn();
-  return state.epoch === null ? epochs : Math.min(Math.max(Math.round(state.epoch), 0), epochs);
+  return state.epoch === null ? epochs : Math.min(Math.max(Math.round(Number(state.epoch) || 0), 0), epochs);
 }
 
 /** Return a run’s coefficients by layer and base: one value per epoch, null where it is not known. */
