@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from statistics import mean, median
 import pytest
 from pages import controls
 from pages.columns import best_of, measure_distance
+from pages.models import SEVERAL
 from pages.verdicts import FIXED, HULLS, published_gain
 
 from hullo.lab.analysis.experiments import Experiment, experiments, published_figures
@@ -23,6 +25,7 @@ from hullo.lab.analysis.sources import read_records
 from hullo.lab.spec import paper
 
 ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
 sys.path.append(str(ROOT / "benchmarks"))
 import peer_rows  # noqa: E402
 
@@ -82,11 +85,24 @@ def published(column: str) -> float:
     return published_gain(published_figures(paper.parse_column(column)), HULLS, FIXED)
 
 
-def times_as_fast(network: str) -> float:
-    rows = peer_rows.read_measured(ROOT / "benchmarks" / "results" / "population_peers.csv")
-    cell = [row for row in rows if row.network == network and (row.members == 60 or row.contender in peer_rows.SINGLE)]
+def times_as_fast(network: str, members: int = 60, file: str = "population_peers") -> float:
+    rows = peer_rows.read_measured(RESULTS / f"{file}.csv")
+    single = peer_rows.SINGLE
+    cell = [row for row in rows if row.network == network and (row.members == members or row.contender in single)]
     (own,) = (row.ms for row in cell if row.contender == "hullo, graph")
     return min(row.ms for row in cell if "hullo" not in row.contender) / own
+
+
+def on_a_cpu() -> tuple[float, float]:
+    """Return how many times as fast as a loop populations of several members are, at least and at most."""
+    lines = [line.split() for line in (RESULTS / "population_cpu.txt").read_text().splitlines()]
+    factors = [float(line[-1]) for line in lines if len(line) == 6 and line[1] in ("8", "20")]
+    return min(factors), max(factors)
+
+
+def other_packages() -> float:
+    models = map(json.loads, (ROOT / "results" / "models.jsonl").read_text().splitlines())
+    return len({model["library"] for model in models} - {*SEVERAL})
 
 
 Values = Callable[[], tuple[float, ...]]
@@ -95,6 +111,13 @@ SENTENCES: list[tuple[str, str, Values]] = [
     ("README.md", r"\(\+(\S+) over\s+`leaky_relu\(0\.3\)`\)", lambda: (table_gain(["leaky_relu(0.3)"]),)),
     ("README.md", r"\*\*\+(\S+)\*\* with Adam, where ReLU itself is (\S+)", lambda: (gain(optimizer="adam"), relu())),
     ("README.md", r"\*\*(\S+) times\*\* as fast as the fastest other way", lambda: (times_as_fast("resnet20"),)),
+    (
+        "README.md",
+        r"\*\*(\S+) times\*\* for 8 nanoGPT with dropout, (\S+) for 8 BERT",
+        lambda: tuple(times_as_fast(name, 8, "population_work") for name in ("nanogpt", "bert")),
+    ),
+    ("README.md", r"population is (\S+) to (\S+) times as fast as", on_a_cpu),
+    ("README.md", r"diffusers and (\S+) other packages", lambda: (other_packages(),)),
     ("README.md", r"the paper's gain of (\S+) points is excluded", lambda: (published("lenet5/fashion-mnist"),)),
     (CLAIMS, r"three bases gains (\S+) points over", lambda: (table_gain(),)),
     (
