@@ -26,7 +26,7 @@ def table(path: Path, count: int = 60) -> Path:
 
 def test_a_table_is_standardized_by_its_training_rows_and_scored_in_its_own_units(tmp_path: Path) -> None:
     data = read_csv(table(tmp_path))
-    x, y = data.train
+    x, y = data.parts["train"]
     assert x.shape[1] == 1 + 3
     assert x.mean(0).abs().max() < 1e-5
     assert y.std() == pytest.approx(1.0, abs=1e-4)
@@ -37,16 +37,22 @@ def test_a_table_is_standardized_by_its_training_rows_and_scored_in_its_own_unit
 def test_a_word_that_no_training_row_has_stays_small(tmp_path: Path) -> None:
     rows = [f"{i},{'rare' if i == 5 else 'often'},{i + 0.5}" for i in range(60)]
     data = read_csv(write(tmp_path / "rare.csv", "size,place,price", *rows))
-    assert max(part[0].abs().max() for part in (data.train, data.val, data.test)) < 20
-    assert min(part[0][:, 1:].std(0).max() for part in (data.train, data.val, data.test)) == 0
+    assert max(part[0].abs().max() for part in data.parts.values()) < 20
+    assert min(part[0][:, 1:].std(0).max() for part in data.parts.values()) == 0
 
 
 def test_words_and_few_whole_numbers_are_classes(tmp_path: Path) -> None:
     data = open_files(table(tmp_path), target="place")
-    assert data.train[1].dtype == torch.int64
+    assert data.parts["train"][1].dtype == torch.int64
     numbers = write(tmp_path / "n.csv", "x,y", *(f"{i},{3 * (i % 2)}" for i in range(40)))
-    assert sorted(set(read_csv(numbers).train[1].tolist())) == [0, 1]
-    assert read_csv(numbers, regress=True).train[1].is_floating_point()
+    assert sorted(set(read_csv(numbers).parts["train"][1].tolist())) == [0, 1]
+    assert read_csv(numbers, regress=True).parts["train"][1].is_floating_point()
+
+
+def test_texts_are_left_out_and_named(tmp_path: Path) -> None:
+    data = read_csv(write(tmp_path / "texts.csv", "size,title,price", *(f"{i},t{i},{i + 0.5}" for i in range(60))))
+    assert data.parts["train"][0].shape[1] == 1
+    assert "title" in data.split
 
 
 @pytest.mark.parametrize(
@@ -76,18 +82,18 @@ def test_folders_of_images_are_bytes_until_a_network_sees_them(tmp_path: Path) -
             for i in range(10):
                 Image.fromarray(np.full((6, 6), 25 * i, np.uint8)).save(tmp_path / split / kind / f"{i}.png")
     data = open_files(tmp_path)
-    assert data.train[0].dtype == torch.uint8
+    assert data.parts["train"][0].dtype == torch.uint8
     assert data.first is not None
     assert data.first[0].max() <= 1
-    inputs, _ = data.loader(torch.device("cpu")).load_batch(torch.tensor([[0, 1]]))
+    inputs, _ = data.load_batch(torch.tensor([[0, 1]]))
     assert inputs.dtype == torch.float32
 
 
 def test_splits_are_proportional_disjoint_and_always_the_same() -> None:
     x, y = torch.arange(400.0)[:, None], (torch.arange(400) % 10 == 0).long()
     first, second = (read_data((x, y), None, None) for _ in range(2))
-    parts = [set(pair[0].flatten().tolist()) for pair in (first.train, first.val, first.test)]
+    parts = [set(pair[0].flatten().tolist()) for pair in first.parts.values()]
     assert sum(map(len, parts)) == len(set.union(*parts)) == 400
-    assert first.val[0].equal(second.val[0])
-    for _, labels in (first.train, first.val, first.test):
+    assert first.parts["val"][0].equal(second.parts["val"][0])
+    for _, labels in first.parts.values():
         assert labels.double().mean() == pytest.approx(0.1, abs=0.02)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hullo.lab.comparison.decision import count_runs, halvings
 
 MAX_EPOCHS = 20
-MIN_PAIRS = 6
+MIN_PAIRS = 8
 """The number of seeds to plan the confirmation for."""
 MEASURED_SECONDS, MIN_STEPS = 1.0, 10
 """The time for which steps of single networks are measured, and the least number of them."""
@@ -116,10 +116,9 @@ def make_plan(
             needed = max(plan.seconds(runs, rounds) / CHOICE_SHARE, plan.seconds(2 * MIN_PAIRS) / CONFIRMATION_SHARE)
             if needed <= seconds:
                 return plan
-    minutes = math.ceil((clock.used + needed) / 60)
     raise ValueError(
         f"the time is too short to train {candidates} candidates for {spell_count(epochs or 1, 'epoch')}: give "
-        f"{spell_count(minutes, 'minute')} in all, fewer candidates or epochs, or less data"
+        f"{spell_minutes((clock.used + needed) / 60)} in all, fewer candidates or epochs, or less data"
     )
 
 
@@ -130,6 +129,15 @@ def spell_count(count: int, what: str) -> str:
     ('1 epoch', '2 epochs')
     """
     return f"{count} {what}{'s' * (count != 1)}"
+
+
+def spell_minutes(minutes: float) -> str:
+    """Return minutes as text, rounded up to a whole number, or to a tenth below one.
+
+    >>> spell_minutes(0.52), spell_minutes(4.1)
+    ('0.6 minutes', '5 minutes')
+    """
+    return spell_count(math.ceil(minutes), "minute") if minutes > 0.9 else f"{math.ceil(10 * minutes) / 10:g} minutes"
 
 
 class StepCost(NamedTuple):

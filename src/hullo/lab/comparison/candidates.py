@@ -18,7 +18,9 @@ from hullo.lab.comparison.decision import ORIGINAL
 from hullo.lab.networks.own_network import apply_activation
 from hullo.lab.recorder import find_layers
 from hullo.lab.spec.activation import PRELU, ActivationSpec
+from hullo.modules import Hull
 from hullo.population import Population
+from hullo.recognition.probe import read_module
 
 AS_IT_IS = "as it is"
 """The label of the original."""
@@ -145,6 +147,10 @@ def _read(original: Candidate, item: Any) -> Candidate:
             apply_activation(network, row, example, compare=prove)
 
         return replace(original, name=str(row), label=str(row), edit=apply, scale=scale)
+    if isinstance(item, type) and issubclass(item, nn.Module) and not issubclass(item, Hull):
+        reading = read_module(item())
+        if reading is not None and reading.known is not None:  # such as nn.Mish
+            return _read(original, reading.known.name)
     if not callable(item):
         raise TypeError(
             f"candidate {item!r}: give a name such as 'gelu', a spelling, or a function that returns a hull"
@@ -178,24 +184,23 @@ def _group(candidates: list[Candidate], example: Tensor | None, probe: Probe, no
     if not _why_apart(candidates, example, probe):
         return candidates
     groups: list[list[Candidate]] = []
-    alone, reasons, found = [], [], []
+    alone, found = {}, []
     for item in candidates:
+        number = None
         if reason := _why_apart([item], example, probe):
-            alone.append(item.label)
-            reasons.append(reason)
-            found.append(replace(item, group=None))
-            continue
-        fitting = (i for i, group in enumerate(groups) if not _why_apart([*group, item], example, probe))
-        number = next(fitting, len(groups))
-        groups[number:] = groups[number:] or [[]]
-        groups[number].append(item)
+            alone[item.label] = reason
+        else:
+            fitting = (i for i, group in enumerate(groups) if not _why_apart([*group, item], example, probe))
+            number = next(fitting, len(groups))
+            groups[number:] = groups[number:] or [[]]
+            groups[number].append(item)
         found.append(replace(item, group=number))
     if len(groups) > 1:
         parts = (", ".join(item.label for item in group) for group in groups)
         notes.append(f"trained in {len(groups)} populations, since their structures differ: {'; '.join(parts)}")
     if alone:
         who = "all networks" if len(alone) == len(candidates) else ", ".join(alone)
-        notes.append(f"trained one by one: {who}; {reasons[0]}")
+        notes.append(f"trained one by one: {who}; {next(iter(alone.values()))}")
     return found
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,14 @@ from torch import Tensor, nn
 
 from hullo.lab.comparison.budget import NO_COST, Clock, Plan
 from hullo.lab.comparison.candidates import DEFAULT, prepare, seeded
-from hullo.lab.comparison.data import Data, read_data
+from hullo.lab.comparison.data import Arrays, Stream, read_data
 from hullo.lab.comparison.engine import CPU_MEMBERS, GPU_MEMBERS, Engine
 from hullo.lab.comparison.procedure import Procedure
 from hullo.lab.comparison.result import Result
 from hullo.lab.comparison.store import Store
 from hullo.lab.comparison.task import Loss, make_task
 from hullo.lab.comparison.trial import OPTIMIZERS, Setup, Step
-from hullo.lab.files import checksum
+from hullo.lab.files import checksum, locked, make_directory
 from hullo.lab.progress import PipeConsole, Progress
 from hullo.lab.run.training import PROBABILITIES, are_probabilities
 from hullo.lab.signals import stop_request
@@ -29,7 +30,7 @@ from hullo.lab.spec.environment import choose_device, device_name, environment
 from hullo.population import Population
 
 RATES = {"sgd": (0.01, 0.03, 0.1)}
-ADAM_RATES = (3e-4, 1e-3, 3e-3)
+ADAM_RATES = (1e-3, 3e-3, 1e-2)
 IRRELEVANT = ("Attempting to run cuBLAS, but there was no current CUDA context", "TensorFloat32 tensor cores")
 """Warnings of PyTorch about its first steps on a GPU."""
 
@@ -118,20 +119,24 @@ def compare(
         for text in IRRELEVANT:
             warnings.filterwarnings("ignore", text)
         progress.describe("preparing data and networks")
-        data = train if isinstance(train, Data) else read_data(train, val, test, _spell_name(name or "data"))
-        if step is not None and not data.is_stream:
+        data = train if isinstance(train, Arrays) else read_data(train, val, test, _spell_name(name or "data"))
+        if step is not None and not isinstance(data, Stream):
             raise ValueError("step takes the batches of a DataLoader; give one as train, val and test")
         inputs, targets = (None, None) if step else data.first or (None, None)
         if inputs is None and step is None:
             raise ValueError("batches are not pairs of inputs and targets; give a step of your own")
         options: dict[str, Any] = {"higher_is_better": higher_is_better, "scale": data.scale, "target": data.target}
         task = make_task(targets, loss, "loss" if step else metric, **options)
-        make, rates, chosen = seeded(network, inputs), _read_rates(lr, optimizer), choose_device(device)
-        outputs, fingerprint = _call(make(0), inputs)
-        if inputs is not None and targets is not None:
-            task.check(outputs, targets[: len(inputs)].cpu(), data.targets)
-        loader = data.loader(chosen)
-        found, notes = prepare(make, candidates, inputs, lambda population: _probe(population, loader, inputs, step))
+        chosen, rates = choose_device(device), _read_rates(lr, optimizer)
+        make = seeded(network, inputs)
+        fingerprint = data.fingerprint()
+        data.to(chosen)
+        if step is not None:
+            inputs = _observe_inputs(Population([make(0)]), data, step)
+        outputs, weights = _call(make(0), inputs)
+        if targets is not None:
+            task.check(outputs, targets, data.targets, data.target)
+        found, notes = prepare(make, candidates, inputs, lambda population: _probe(population, data, inputs, step))
         if task.has_classes and are_probabilities(outputs):
             notes.append(f"the network returns {PROBABILITIES}")
         if chosen.type == "cpu":
@@ -140,10 +145,9 @@ def compare(
             progress.note(note)
         setup = Setup(
             _spell_name(getattr(network, "__name__", type(network).__name__)),
-            data.name,
+            data,
             [f"data: {part}" for part in data.split.split("; ")] + notes,
             {item.name: item for item in found},
-            loader,
             task,
             inputs,
             step,
@@ -153,13 +157,21 @@ def compare(
             precision,
         )
         given = (task.metric.name, getattr(loss, "__name__", loss), epochs, rates, batch_size, optimizer, weight_decay)
-        described = [setup.network, data.name, data.fingerprint(), fingerprint, *setup.candidates, given, precision]
-        digest = hashlib.sha256(repr(described).encode()).hexdigest()[:8]
-        store = Store(Path(output) / f"{setup.network}-{data.name}-{digest}", task.metric.sign)
-        clock.spent = store.state.get("seconds", 0.0)
-        plan = Plan(1, rates, CPU_MEMBERS if chosen.type == "cpu" else GPU_MEMBERS, NO_COST)
-        engine = Engine(setup, store, environment(device_name(chosen)), progress, clock, stop, plan)
-        return Procedure(engine, rates, epochs, seeds, worth).run()
+        described = [setup.network, data.name, fingerprint, weights, *setup.candidates, given, precision]
+        folder = Path(output) / f"{setup.network}-{data.name}-{sha256(repr(described).encode()).hexdigest()[:8]}"
+        make_directory(folder)
+
+        def wait(attempt: int) -> None:
+            if not attempt:
+                progress.note(f"another process writes to {folder}; waiting for it")
+
+        ready = clock.used
+        with locked(folder / ".lock", wait):
+            store = Store(folder, task.metric.sign)
+            clock = Clock(60 * minutes, spent=store.state.get("seconds", 0.0) + ready)
+            plan = Plan(1, rates, CPU_MEMBERS if chosen.type == "cpu" else GPU_MEMBERS, NO_COST)
+            engine = Engine(setup, store, environment(device_name(chosen)), progress, clock, stop, plan)
+            return Procedure(engine, rates, epochs, seeds, worth).run()
 
 
 @torch.no_grad()
@@ -171,14 +183,27 @@ def _call(network: nn.Module, inputs: Tensor | None) -> tuple[Any, str]:
     return outputs, checksum(weights, words)
 
 
-def _probe(population: Population, loader: Any, inputs: Tensor | None, step: Step | None) -> None:
-    """Run a population, and compare it with its members alone; with a step of the user's, only run that."""
-    population.to(loader.device)
+def _probe(population: Population, data: Arrays | Stream, inputs: Tensor | None, step: Step | None) -> None:
+    """Run a population, and compare it with its members alone; with a step of the user's, also run that."""
+    population.to(data.device)
     if inputs is not None:
-        population.check(inputs.to(loader.device), in_dims=None)
-    elif step is not None:
-        losses: Any = step(population, loader.load_eval(*next(loader.eval_batches("val"))))
+        population.check(inputs.to(data.device), in_dims=None)
+    if step is not None:
+        losses: Any = step(population, data.load_eval(*next(data.eval_batches("val"))))
         losses.sum().backward()
+
+
+def _observe_inputs(population: Population, data: Stream, step: Step) -> Tensor | None:
+    """Return some inputs of a network, as a step of the user's gives them; None if they are not a single tensor."""
+    seen: list[tuple[Any, ...]] = []
+    population.register_forward_pre_hook(lambda _, args, kwargs: seen.append((args, kwargs)), with_kwargs=True)
+    with suppress(Exception):  # no population may take the network, and the step may raise, which is reported later
+        _probe(population, data, None, step)
+    if not seen or len(seen[0][0]) != 1 or seen[0][1].keys() - {"in_dims"}:
+        return None
+    ((inputs,), options), *_ = seen
+    shared = inputs if options.get("in_dims", 0) is None or not isinstance(inputs, Tensor) else inputs[0]
+    return shared[:8].cpu() if isinstance(shared, Tensor) else None
 
 
 def _read_rates(lr: float | Sequence[float] | None, optimizer: str) -> tuple[float, ...]:

@@ -14,8 +14,8 @@ from itertools import product
 from statistics import mean, stdev
 from typing import NamedTuple
 
-from hullo.lab.analysis.power import seeds_needed
-from hullo.lab.analysis.statistics import ALPHA, p_value, pooled_deviation, t_quantile
+from hullo.lab.analysis.power import detectable_difference, seeds_needed
+from hullo.lab.analysis.statistics import ALPHA, pooled_deviation, t_quantile
 
 ORIGINAL = "own"
 """The name of the network as it is."""
@@ -23,7 +23,7 @@ FRESH = 1000
 """The first seed of the confirmation; choices are made on seeds from 0."""
 MAX_EXTENSIONS = 2
 """How often the grid of learning rates may grow."""
-MAX_PAIRS = 100
+MAX_PAIRS = 300
 """The largest number of seeds of the confirmation."""
 WINS, KEEP, UNDECIDED = "wins", "keep", "undecided"
 
@@ -131,6 +131,8 @@ def choose(
     pairs, words = [*product(candidates, choice.grid)], f"round 1 of {1 + len(sizes)}"
     seeds = range(count_seeds(pairs, 0, len(sizes)))
     settle([Arm(*pair, seed) for seed in seeds for pair in pairs], words)
+    if not any(math.isfinite(score.val) for score in choice.scores.values()):
+        raise ValueError("all runs diverged: losses or weights are not finite; check the loss, or give smaller lr")
     for _ in range(MAX_EXTENSIONS):
         new = _beyond(choice)
         arms = [Arm(name, lr, seed) for seed in seeds for name, lr in product(candidates, new)]
@@ -188,10 +190,8 @@ class Verdict:
 
     Args:
         gain: the mean difference; positive if the challenger is better.
-        half: half of the interval's width, at the level 1 - alpha.
+        half: half of the interval's width, which is infinite where differences do not say how far others would scatter.
         worth: the smallest gain that is worth a change.
-        alpha: the error rate of this look.
-        p: of the paired t test.
         pairs: number of seeds.
         deviation: of the differences.
         look: how often the test was made, this time included.
@@ -200,22 +200,21 @@ class Verdict:
     gain: float
     half: float
     worth: float
-    alpha: float
-    p: float
     pairs: int
     deviation: float
     look: int
 
     @property
     def kind(self) -> str:
-        """Return "wins", "keep" (the original), or "undecided".
-
-        The challenger wins if it is significantly better. The original is kept if gains above `worth` are excluded.
-        Differences that are all the same, and not zero, do not say how far others would scatter.
-        """
-        if self.gain > 0 and self.p <= self.alpha:
+        """Return "wins" if the interval is above zero, "keep" (the original) if it is below `worth`, or "undecided"."""
+        if self.gain > self.half:
             return WINS
-        return KEEP if self.excluded < self.worth and (self.deviation or not self.gain) else UNDECIDED
+        return KEEP if self.excluded < self.worth else UNDECIDED
+
+    @property
+    def level(self) -> float:
+        """Return the level of the interval."""
+        return 1 - two_sided(self.look)
 
     @property
     def excluded(self) -> float:
@@ -228,7 +227,7 @@ class Verdict:
         if not 0 < self.deviation < math.inf:
             return None
         shown = [gain for gain in (self.gain, self.worth - self.gain) if gain > 0]  # a win, or that it is not worth it
-        needed = [seeds_needed(gain, self.deviation, alpha_of(self.look + 1)) for gain in shown]
+        needed = [seeds_needed(gain, self.deviation, two_sided(self.look + 1)) for gain in shown]
         least = min((count for count in needed if count is not None), default=math.inf)
         return max(1, int(least) - self.pairs) if least <= MAX_PAIRS else None
 
@@ -236,16 +235,28 @@ class Verdict:
 def alpha_of(look: int) -> float:
     """Return the error rate of a look, counted from 1: all looks together have 0.05.
 
+    A finding can err in one direction only: "wins" without a gain, or "keep" with a gain that is worth a change.
+
     >>> [round(alpha_of(k), 5) for k in (1, 2, 3)]
     [0.025, 0.0125, 0.00625]
     """
     return float(ALPHA / 2**look)
 
 
+def two_sided(look: int) -> float:
+    """Return the error rate of the interval of a look, either end of which errs at `alpha_of`."""
+    return 2 * alpha_of(look)
+
+
+def power(deviation: float, pairs: int, look: int) -> float:
+    """Return the gain that a look finds with a probability of 80 %."""
+    return detectable_difference(deviation, pairs, two_sided(look))
+
+
 def judge(
     challenger: Sequence[float], original: Sequence[float], worth: float, look: int = 1, worst: float = math.inf
 ) -> Verdict:
-    """Judge the test scores of both, with the same seeds, by one paired t test.
+    """Judge the test scores of both, with the same seeds, by the t interval of their differences.
 
     Args:
         challenger, original: scores by seed; NaN for a run that diverged, which counts as the worst of all.
@@ -262,11 +273,9 @@ def judge(
     """
     floor = worst_of([*challenger, *original, worst])
     differences = [fill(one, floor) - fill(two, floor) for one, two in zip(challenger, original, strict=True)]
-    count, alpha = len(differences), alpha_of(look)
-    gain, deviation = mean(differences), stdev(differences) if count > 1 else math.inf
-    half = t_quantile(count - 1, 1 - alpha) * deviation / math.sqrt(count) if count > 1 else math.inf
-    p = p_value(differences) if deviation else 1.0
-    return Verdict(gain, half, worth, alpha, p, count, deviation, look)
+    count, gain, deviation = len(differences), mean(differences), stdev(differences)
+    half = t_quantile(count - 1, 1 - two_sided(look)) * deviation / math.sqrt(count)
+    return Verdict(gain, half if deviation or not gain else math.inf, worth, count, deviation, look)
 
 
 def confirm(choice: Choice, pairs: int, worth: float, look: int, scores: Mapping[Arm, Score]) -> Verdict:

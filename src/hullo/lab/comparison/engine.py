@@ -25,8 +25,6 @@ from hullo.lab.spec.environment import Environment
 from hullo.lab.spec.records import ACCURACY, Record, round_number
 from hullo.lab.spec.run_spec import Spec
 
-CHECKPOINT_EVERY = 30.0
-"""Seconds between checkpoints."""
 CPU_MEMBERS, GPU_MEMBERS = 16, 512
 """The largest number of networks in a population. On a CPU, more save time only where networks are small."""
 MEMORY_SHARE = 0.8
@@ -58,7 +56,7 @@ class Engine:
         total = len(self.missing(arms))
         while missing := self.missing(arms):
             population = next(self._populations(missing))
-            if self.predict(population) > self.clock.left:
+            if self.predict(len(population)) > self.clock.left:
                 raise OutOfTime
             with self._halving(len(population)):
                 self._train(population, words, total - len(missing), total)
@@ -68,11 +66,8 @@ class Engine:
         """Return the runs without a record."""
         return [arm for arm in arms if arm not in self.store.records]
 
-    def predict(self, arms: Sequence[Arm]) -> float:
+    def predict(self, runs: int) -> float:
         """Return the seconds that runs will take, at the pace of those that were trained in this call."""
-        return self.predict_runs(len(self.missing(arms)))
-
-    def predict_runs(self, runs: int) -> float:
         return self.pace * self.plan.seconds(runs)
 
     def _populations(self, arms: Sequence[Arm]) -> Iterator[list[Arm]]:
@@ -97,30 +92,22 @@ class Engine:
             self.progress.note(f"memory ran out with {members} networks at once; going on with {members // 2}")
 
     def _make_trial(self, arms: Sequence[Arm], epochs: int) -> Trial:
-        if self.setup.loader.device.type == "cuda":
+        if self.setup.data.device.type == "cuda":
             gc.collect()  # earlier trainings and their CUDA graphs
             torch.cuda.empty_cache()
         return Trial(arms, self.setup, epochs)
 
     def _train(self, arms: list[Arm], words: str, done: int, total: int) -> None:
-        """Train a population, from its checkpoint if there is one, and record its runs."""
+        """Train a population, and record its runs."""
         started = self.clock.used
+        names = dict.fromkeys(self.setup.candidates[arm.candidate].label for arm in arms)
+        labels = next(iter(names)) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+        title = f"{words}: {spell_count(len(arms), 'network')}"
+        self.progress.start_step(f"{title}, {labels}, {spell_time(self.clock.left)} left", done, total)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(arms[0].seed)
-            trial = self._make_trial(arms, self.plan.epochs)
-            state, best = self.store.load_checkpoint(arms)
-            chosen = ChosenEpochs(best)
-            if state:
-                trial.load_state_dict(state)
-
-            def save() -> None:
-                self.store.save_checkpoint(arms, trial.state_dict(), chosen.state)
-                self.store.update(seconds=self.clock.used)
-
-            title, labels = self._describe(arms)
-            title = f"{words}: {title}"
-            self.progress.start_step(f"{title}, {labels}, {spell_time(self.clock.left)} left", done, total)
-            for _ in trial.run(self.stop, save, CHECKPOINT_EVERY):
+            trial, chosen = self._make_trial(arms, self.plan.epochs), ChosenEpochs({})
+            for _ in trial.run(self.stop, save=lambda: None, every=math.inf):
                 if trial.step == 0:
                     chosen.update(trial, **({} if trial.examples is None else {"examples": trial.examples}))
                 fraction = (trial.epoch + trial.step / trial.steps) / trial.epochs
@@ -128,30 +115,22 @@ class Engine:
                 text = f"{title}\n{labels}, {at}, {spell_time(self.clock.left)} left"  # of 80 columns
                 self.progress.update(fraction * len(arms), text)
             self._record(trial, chosen)
-        if not state:  # half of what is known, half of what is new
-            self.pace = (self.pace + (self.clock.used - started) / self.plan.seconds(len(arms))) / 2
-
-    def _describe(self, arms: Sequence[Arm]) -> tuple[str, str]:
-        labels = list(dict.fromkeys(self.setup.candidates[arm.candidate].label for arm in arms))
-        more = f" and {len(labels) - 1} more" if len(labels) > 1 else ""
-        return spell_count(len(arms), "network"), f"{labels[0]}{more}"
+        # half of what is known, half of what is new
+        self.pace = (self.pace + (self.clock.used - started) / self.plan.seconds(len(arms))) / 2
 
     def _record(self, trial: Trial, chosen: ChosenEpochs) -> None:
         """Record the runs of a trial, after the weights of those that are the best of their candidate."""
         chosen.load_into(trial.population)
-        best: dict[str, tuple[float, int]] = {}  # validation score and member, -1 for a run that has a record
-        known = [(arm, score.val, -1) for arm, score in self.store.scores().items()]
-        records = [self._to_record(trial, k) for k in range(len(trial.arms))]
-        new = [(arm, self.store.score_of(records[k]).val, k) for k, arm in enumerate(trial.arms)]
-        for arm, value, k in known + new:
-            if value > best.get(arm.candidate, (-math.inf,))[0]:  # NaN is not
-                best[arm.candidate] = value, k
-        for name, (_, k) in best.items():
+        records = {arm: self._to_record(trial, k) for k, arm in enumerate(trial.arms)}
+        runs = [(score.val, -1, arm.candidate) for arm, score in self.store.scores().items()]
+        runs += [(self.store.score_of(records[arm]).val, k, arm.candidate) for k, arm in enumerate(trial.arms)]
+        best = {name: k for value, k, name in sorted(run for run in runs if math.isfinite(run[0]))}
+        for name, k in best.items():
             if k >= 0:
                 self.store.save_weights(self.setup.candidates[name].label, trial.population[k])
         for k, arm in enumerate(trial.arms):
             if arm.seed >= FRESH and trial.examples is not None:
-                self.store.save_examples(records[k], chosen.state[f"{MORE}examples"][k])
+                self.store.save_examples(records[arm], chosen.state[f"{MORE}examples"][k])
         self.store.add(records)
         self.store.update(seconds=self.clock.used)
 
@@ -164,7 +143,7 @@ class Engine:
             compared = {"test_accuracy": [], "metric": metric.name, "lower_is_better": not metric.higher}
             compared |= {f"{name}_metric": values for name, values in scores.items()}
         words = f"batch_size={setup.batch_size} lr={arm.lr:g} optimizer={setup.optimizer}"
-        spec = Spec(setup.network, setup.data, arm.candidate, seed=arm.seed, epochs=trial.epochs, settings=words)
+        spec = Spec(setup.network, setup.data.name, arm.candidate, seed=arm.seed, epochs=trial.epochs, settings=words)
         learned = trial.learned(k, setup.candidates[arm.candidate])
         return build_record(trial, k, spec, learned, self.environment, **compared)
 
@@ -173,15 +152,14 @@ class Engine:
 
         On a GPU, the number of networks at once is bounded by what the large one leaves of the memory.
         """
-        device, cost = self.setup.loader.device, None
+        cost = None
         while cost is None:
             large = max(self._populations(arms), key=len)
             with self._halving(len(large)):
                 (_, one), (setup, many) = self._measure(large[:1]), self._measure(large)
                 cost = Cost.of(setup, (1, one), (len(large), many))
-        is_alone = all(candidate.group is None for candidate in self.setup.candidates.values())
-        members = 1 if is_alone else self.plan.members
-        if device.type == "cuda":
+        members = self.plan.members if any(item.group is not None for item in self.setup.candidates.values()) else 1
+        if (device := self.setup.data.device).type == "cuda":
             free, taken = torch.cuda.mem_get_info(device)[0], torch.cuda.memory_reserved(device)
             members = min(members, max(1, int(MEMORY_SHARE * (free + taken) * len(large) / taken)))
         self.plan = replace(self.plan, members=members)
@@ -189,7 +167,7 @@ class Engine:
 
     def _measure(self, arms: Sequence[Arm]) -> tuple[float, float]:
         """Return the seconds to set up a population, and those of an epoch."""
-        device = self.setup.loader.device
+        device = self.setup.data.device
         started = now(device)
         trial = self._make_trial(arms, MEASURED_EPOCHS)
         steps = trial.advance()
@@ -199,8 +177,11 @@ class Engine:
         for _ in range(count):
             next(steps)
         stepped = now(device)
-        trial.evaluate()
-        return ready - started, (stepped - ready) * trial.steps / count + now(device) - stepped
+        batches = {name: self.setup.data.count_batches(name) for name in ("val", "test")}
+        measured = min(batches["val"], MEASURED_STEPS)
+        trial.evaluate(measured)
+        evaluating = (now(device) - stepped) * sum(batches.values()) / measured
+        return ready - started, (stepped - ready) * trial.steps / count + evaluating
 
 
 def spell_time(seconds: float) -> str:

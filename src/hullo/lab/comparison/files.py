@@ -10,8 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from hullo.lab.comparison.data import Data, read_data
-from hullo.lab.comparison.task import as_input
+from hullo.lab.comparison.data import Arrays, read_data
 from hullo.lab.data.own_data import open_data
 from hullo.lab.data.release import DataError
 from hullo.lab.networks import OwnNetwork
@@ -20,22 +19,19 @@ from hullo.lab.spec.activation import ActivationSpec
 MAX_CLASSES = 20
 """Targets with more different whole numbers are regressed."""
 MAX_WORDS = 50
-"""Columns with more different words are refused: they are names or texts."""
+"""Columns with more different words are names or texts."""
 MISSING = ("", "na", "nan", "null", "?")
 
 
-def open_network(source: str, data: Data) -> Callable[[], nn.Module]:
+def open_network(source: str, data: Arrays) -> Callable[[], nn.Module]:
     """Return a function that builds a network of a user's file: ``my_network.py:Net``.
 
     It is called with those of `in_channels`, `image_size` and `num_classes` that it has arguments for; with targets of
     regression, `num_classes` is how many numbers there are.
     """
-    own, example, targets = OwnNetwork.open(source), as_input(data.train[0][:8]), data.train[1]
+    own, (example, targets) = OwnNetwork.open(source), data.first
     side = example.shape[-1] if example.dim() == 4 and example.shape[-1] == example.shape[-2] else 0
-    if targets.is_floating_point():
-        outputs = targets[0].numel()
-    else:
-        outputs = 1 + max(int(part[1].max()) for part in (data.train, data.val, data.test))
+    outputs = targets[0].numel() if targets.is_floating_point() else 1 + int(data.targets.max())
     sizes = {"in_channels": example.shape[1], "image_size": side, "num_classes": outputs}
 
     def build() -> nn.Module:
@@ -47,7 +43,7 @@ def open_network(source: str, data: Data) -> Callable[[], nn.Module]:
 
 def open_files(
     path: str | Path, *, target: str | None = None, image_size: int | None = None, regress: bool = False
-) -> Data:
+) -> Arrays:
     """Return the data of a folder of images, a file of arrays (as `hullo train` takes them), or a CSV file.
 
     Args:
@@ -63,15 +59,14 @@ def open_files(
         return read_csv(path, target, regress=regress)
     if target is not None:
         raise ValueError(f"--target {target} is only for CSV files; got {path}")
-    dataset = open_data(path, image_size)
-    val = None if dataset.val_images is None else (dataset.val_images, dataset.val_labels)
-    name = dataset.name.partition("@")[0]
-    return read_data(
-        (dataset.train_images, dataset.train_labels), val, (dataset.test_images, dataset.test_labels), name
-    )
+    found = open_data(path, image_size)
+    val = None if found.val_images is None else (found.val_images, found.val_labels)
+    pairs = (found.train_images, found.train_labels), val, (found.test_images, found.test_labels)
+    data: Arrays = read_data(*pairs, found.name.partition("@")[0])
+    return data
 
 
-def read_csv(path: Path, target: str | None = None, *, regress: bool = False) -> Data:
+def read_csv(path: Path, target: str | None = None, *, regress: bool = False) -> Arrays:
     r"""Read a table with a header: numbers are standardized, words become one column each, rows with gaps are left out.
 
     The column to predict is the last one, or `target`. Words, and few different whole numbers, are classes; other
@@ -84,7 +79,7 @@ def read_csv(path: Path, target: str | None = None, *, regress: bool = False) ->
     ...     path = Path(folder, "plants.csv")
     ...     _ = path.write_text("\n".join(["height,place,price", *lines]))
     ...     data = read_csv(path)
-    >>> data.train[0].shape, data.split
+    >>> data.parts["train"][0].shape, data.split
     (torch.Size([27, 3]), 'test: 8 samples split off; validation: 5 samples split off')
     """
     header, rows = _read_rows(path)
@@ -98,12 +93,19 @@ def read_csv(path: Path, target: str | None = None, *, regress: bool = False) ->
     aimed = columns.pop(name)
     if not columns:
         raise DataError(f"{path} has only the column {name!r}; give others to predict it from, separated by commas")
-    features = torch.cat([_encode(cells, f"{path}, column {column!r}") for column, cells in columns.items()], 1)
+    encoded = {column: _encode(cells, f"{path}, column {column!r}") for column, cells in columns.items()}
+    features = [tensor for tensor in encoded.values() if tensor is not None]
+    if not features:
+        raise DataError(f"{path}: all columns but {name!r} are names or texts; give numbers, or few different words")
     targets = _read_targets(aimed, f"{path}, column {name!r}", regress=regress)
-    data = read_data((features, targets), None, None, re.sub(r"[^\w.-]", "_", path.stem) or "table")
+    data: Arrays = read_data(
+        (torch.cat(features, 1), targets), None, None, re.sub(r"[^\w.-]", "_", path.stem) or "table"
+    )
     data.target = name
     if gaps := len(rows) - len(complete):
         data.split += f"; {gaps:,} rows with gaps left out"
+    if texts := [column for column, tensor in encoded.items() if tensor is None]:
+        data.split += f"; {', '.join(texts)} left out: more than {MAX_WORDS} different words"
     return _standardize(data)
 
 
@@ -134,20 +136,14 @@ def _numbers(cells: Sequence[str], where: str) -> Tensor | None:
     return values
 
 
-def _words(cells: Sequence[str], where: str) -> list[str]:
-    """Return the different words of a column."""
-    words = sorted(set(cells))
-    if len(words) > MAX_WORDS:
-        raise DataError(f"{where}: {len(words):,} different words, more than {MAX_WORDS}: remove the column")
-    return words
-
-
-def _encode(cells: Sequence[str], where: str) -> Tensor:
-    """Return a column of features: numbers as they are, words as a column each."""
+def _encode(cells: Sequence[str], where: str) -> Tensor | None:
+    """Return a column of features: numbers as they are, words as a column each; None for names and texts."""
     numbers = _numbers(cells, where)
     if numbers is not None:
         return numbers[:, None]
-    words = _words(cells, where)
+    words = sorted(set(cells))
+    if len(words) > MAX_WORDS:
+        return None
     return torch.tensor([[float(cell == word) for word in words] for cell in cells], dtype=torch.float64)
 
 
@@ -155,9 +151,9 @@ def _read_targets(cells: Sequence[str], where: str, *, regress: bool) -> Tensor:
     """Return the targets: classes as whole numbers, or numbers to regress as floats."""
     numbers = _numbers(cells, where)
     if numbers is None:
-        words = _words(cells, where)
-        if regress:
-            raise DataError(f"{where}: words such as {words[0]!r} cannot be regressed")
+        words = sorted(set(cells))
+        if regress or len(words) > MAX_WORDS:
+            raise DataError(f"{where}: {len(words):,} different words, such as {words[0]!r}; give numbers, or classes")
         return torch.tensor([words.index(cell) for cell in cells])
     values = torch.unique(numbers)
     if not regress and len(values) <= MAX_CLASSES and bool((values == values.round()).all()):
@@ -165,14 +161,13 @@ def _read_targets(cells: Sequence[str], where: str, *, regress: bool) -> Tensor:
     return numbers[:, None]
 
 
-def _standardize(data: Data) -> Data:
+def _standardize(data: Arrays) -> Arrays:
     """Scale features, and targets of regression, by means and deviations of the training rows."""
-    x, y = data.train
+    x, y = data.parts["train"]
     shift, scale = x.mean(0), x.std(0)
     scale[scale <= 1e-6 * x.abs().amax(0)] = 1.0  # what is constant in training rows may differ in others
     is_regression = y.is_floating_point()
     mean, data.scale = (float(y.mean()), float(y.std()) or 1.0) if is_regression else (0.0, 1.0)
-    for name in ("train", "val", "test"):
-        inputs, targets = getattr(data, name)
-        setattr(data, name, ((inputs - shift) / scale, (targets - mean) / data.scale if is_regression else targets))
+    for name, (inputs, targets) in data.parts.items():
+        data.parts[name] = (inputs - shift) / scale, (targets - mean) / data.scale if is_regression else targets
     return data

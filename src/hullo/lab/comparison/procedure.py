@@ -14,12 +14,20 @@ from itertools import count, takewhile
 
 import torch
 
-from hullo.lab.analysis.power import detectable_difference
+from hullo.lab.analysis.power import seeds_needed
 from hullo.lab.comparison import decision
-from hullo.lab.comparison.budget import MIN_PAIRS, OutOfTime, Plan, StepCost, make_plan, measure_costs
+from hullo.lab.comparison.budget import (
+    MIN_PAIRS,
+    OutOfTime,
+    Plan,
+    StepCost,
+    make_plan,
+    measure_costs,
+    spell_minutes,
+)
 from hullo.lab.comparison.decision import FRESH, MAX_PAIRS, ORIGINAL, UNDECIDED, Arm, Choice, Pairs, Verdict
 from hullo.lab.comparison.engine import Engine
-from hullo.lab.comparison.result import Result, spell_number
+from hullo.lab.comparison.result import Result
 
 MAX_SEEDS = 5
 """The largest number of seeds that a round of the choice adds."""
@@ -58,7 +66,10 @@ class Procedure:
             result.choice = choice = self._choose()
             worth = result.worth = self.worth or engine.setup.task.metric.default_worth(choice.mean(ORIGINAL))
             result.verdict = self._confirm(choice, worth)
-            result.costs = [] if result.verdict is None else self._measure_costs(choice)
+            if result.verdict is not None:
+                costs = store.state.get("costs") or self._measure_costs(choice)
+                result.costs = [StepCost(*cost) for cost in costs]
+                store.update(costs=costs)
         store.publish(result.choice.rates)
         store.update(seconds=engine.clock.used)
         result.needed = self._minutes_to_decide(result.verdict)
@@ -86,7 +97,9 @@ class Procedure:
             engine.plan.rates,
             engine.train,
             count_seeds=self._count_seeds,
-            may_extend=lambda arms: engine.predict(arms) <= max(0.0, engine.plan.left_to_choose(engine.clock)),
+            may_extend=lambda arms: (
+                engine.predict(len(engine.missing(arms))) <= max(0.0, engine.plan.left_to_choose(engine.clock))
+            ),
         )
         store.update(choice={name: getattr(choice, name) for name in ("rates", "challenger", "grid")})
         return choice
@@ -100,12 +113,12 @@ class Procedure:
         """
         engine = self.engine
         seeds = takewhile(lambda seed: not engine.missing([Arm(*pair, seed) for pair in pairs]), count(first))
-        trained, seconds = len(list(seeds)), engine.predict_runs(len(pairs))
-        if first and seconds + engine.predict_runs(2 * MIN_PAIRS) > engine.clock.left:
+        trained, seconds = len(list(seeds)), engine.predict(len(pairs))
+        if first and seconds + engine.predict(2 * MIN_PAIRS) > engine.clock.left:
             return trained
         share = (1.0 if first else FIRST_SHARE) * engine.plan.left_to_choose(engine.clock) / (1 + rounds_left)
         allowed = max(share, CHEAP * seconds)
-        fitting = (n for n in range(1, MAX_SEEDS + 1) if engine.predict_runs(n * len(pairs)) <= allowed)
+        fitting = (n for n in range(1, MAX_SEEDS + 1) if engine.predict(n * len(pairs)) <= allowed)
         return max(trained, *fitting)
 
     def _confirm(self, choice: Choice, worth: float) -> Verdict | None:
@@ -123,48 +136,56 @@ class Procedure:
             if verdict.kind != UNDECIDED or all(new <= old for new, old in zip(limits, before, strict=True)):
                 return verdict
         look, left = len(looks) + 1, RESERVE * engine.clock.left
-        more = range(done + 1, most + 1)
-        pairs = max((n for n in more if engine.predict(choice.confirmation(n)) < left), default=0)
+        arms = choice.confirmation(most)
+        fitting = (n for n in range(done + 1, most + 1) if engine.predict(len(engine.missing(arms[: 2 * n]))) < left)
+        pairs = max(fitting, default=0)
         if pairs > max(done, 1):
-            self._announce(choice, pairs, look)
+            self._announce(choice, pairs, look, worth)
             with suppress(OutOfTime):
-                engine.train(choice.confirmation(pairs), "confirmation")
-            pairs = max(n for n in range(pairs + 1) if not engine.missing(choice.confirmation(n)))
+                engine.train(arms[: 2 * pairs], "confirmation")
+            missing = engine.missing(arms)
+            pairs = (arms.index(missing[0]) if missing else len(arms)) // 2
         if pairs <= max(done, 1):
             return verdict
         store.update(looks=[*looks, pairs], limits=limits)
         return decision.confirm(choice, pairs, worth, look, store.scores())
 
-    def _announce(self, choice: Choice, pairs: int, look: int) -> None:
+    def _announce(self, choice: Choice, pairs: int, look: int, worth: float) -> None:
         """Print the power of the confirmation, before it starts."""
-        engine, likely = self.engine, ""
-        if choice.deviation is not None:
-            power = detectable_difference(choice.deviation, pairs, decision.alpha_of(look))
-            engine.store.update(power=power)
-            unit = f" {engine.setup.task.metric.unit}".rstrip()
-            likely = f"; a gain of {spell_number(power)}{unit} is found with a probability of 80 %"
+        engine, metric, deviation = self.engine, self.engine.setup.task.metric, choice.deviation
+        likely = ""
+        if deviation is not None:
+            power = decision.power(deviation, pairs, look)
+            likely = f"a gain of {metric.spell(power)} is found with a probability of 80 %"
+            needed = seeds_needed(worth, deviation, decision.two_sided(look))
+            if pairs < (needed or math.inf):
+                time = f", about {spell_minutes(self._minutes(2 * needed))} in all" if needed else ""
+                likely += f"; {metric.spell(worth)} would take {needed or 'more than 1000'} seeds{time}"
+        engine.store.update(power=likely)
         label = engine.setup.candidates[choice.challenger].label
-        engine.progress.note(f"confirmation of {label} on {pairs} fresh seeds, look {look}{likely}")
+        engine.progress.note(f"confirmation of {label} on {pairs} fresh seeds, look {look}{likely and '; '}{likely}")
+
+    def _minutes(self, runs: int) -> float:
+        """Return the minutes, in all, after a number of further runs."""
+        return (self.engine.clock.used + self.engine.predict(runs) / RESERVE) / 60
 
     def _minutes_to_decide(self, verdict: Verdict | None) -> float | None:
         """Return the minutes, in all, that would decide if all stayed as it is; None if that takes too many seeds."""
         engine = self.engine
         if verdict is not None:
             most = math.inf if self.seeds is None else self.seeds - verdict.pairs
-            runs = None if verdict.more is None or verdict.more > most else 2 * verdict.more
-        else:
-            chosen = sum(arm.seed < FRESH for arm in engine.store.records)
-            all_runs = decision.count_runs(len(engine.setup.candidates), len(engine.plan.rates))
-            runs = max(0, all_runs - chosen) + 2 * MIN_PAIRS
-        return None if runs is None else (engine.clock.used + engine.predict_runs(runs) / RESERVE) / 60
+            return None if verdict.more is None or verdict.more > most else self._minutes(2 * verdict.more)
+        chosen = sum(arm.seed < FRESH for arm in engine.store.records)
+        all_runs = decision.count_runs(len(engine.setup.candidates), len(engine.plan.rates))
+        return self._minutes(max(0, all_runs - chosen) + 2 * MIN_PAIRS)
 
     def _measure_costs(self, choice: Choice) -> list[StepCost]:
         """Return what a training step costs the original and the challenger, each as a single network."""
         setup = self.engine.setup
         if setup.step is not None or setup.example is None:
             return []
-        inputs, targets = setup.loader.load_eval(*next(setup.loader.eval_batches("val")))
-        chosen = torch.arange(setup.batch_size, device=setup.loader.device) % len(targets)
+        inputs, targets = setup.data.load_eval(*next(setup.data.eval_batches("val")))
+        chosen = torch.arange(setup.batch_size, device=setup.data.device) % len(targets)
         candidates = [setup.candidates[name] for name in (ORIGINAL, choice.challenger)]
         networks = [item.plain(item.build(0, setup.example)) for item in candidates]
         return measure_costs(

@@ -13,11 +13,15 @@ import torch
 from torch import nn
 
 from hullo.lab.analysis.statistics import t_quantile
-from hullo.lab.comparison.budget import StepCost, spell_count
+from hullo.lab.comparison.budget import StepCost, spell_count, spell_minutes
 from hullo.lab.comparison.candidates import HULL, Candidate
-from hullo.lab.comparison.decision import FRESH, KEEP, ORIGINAL, WINS, Choice, Verdict, fill, worst_of
+from hullo.lab.comparison.decision import FRESH, KEEP, MAX_PAIRS, ORIGINAL, WINS, Choice, Verdict, fill, worst_of
 from hullo.lab.comparison.engine import Engine
+from hullo.lab.comparison.task import spell_number
 from hullo.lab.spec.records import ACCURACY
+
+MEAN = "#.5g"
+"""The digits of a mean, which show changes of a thousandth of it."""
 
 
 @dataclass(frozen=True)
@@ -115,11 +119,12 @@ class Result:
         challenger = self.setup.candidates[name].label if name else "a challenger"
         if found is None:
             return f"Undecided: the time ran out before {challenger} was confirmed; {self._would_decide()}."
-        change = f"{self.metric.name} {self._signed(found.gain)} ± {self._spell(found.half)}"
+        spell = self.metric.spell
+        change = f"{self.metric.name} {self._signed(found.gain)} ± {spell(found.half)}"
         both = self._half_over_examples()
-        level = f"{100 * (1 - found.alpha):.4g} % interval over {found.pairs} fresh seeds"
-        level += f"; ± {self._spell(both)} over seeds and test examples" if both is not None else ""
-        worth = f"the {self._spell(found.worth)} that are worth a change"
+        level = f"{100 * found.level:.4g} % interval over {found.pairs} fresh seeds"
+        level += f"; ± {spell(both)} over seeds and test examples" if both is not None else ""
+        worth = f"the {spell(found.worth)} that are worth a change"
         if found.kind == WINS:
             if found.gain - found.half > found.worth:
                 gain = f"more than {worth}"
@@ -129,14 +134,10 @@ class Result:
                 gain = f"whether that is more than {worth} is open"
             return f"{challenger} beats the network as it is: {change} ({level}); {gain}{self._spell_costs()}."
         tried = f"challenger {challenger}: {change} ({level})"
+        excluded = f"gains above {spell(max(0.0, found.excluded))} are excluded"
         if found.kind == KEEP:
-            above = self._spell(max(0.0, found.excluded))
-            return f"Keep what you have: gains above {above} are excluded, less than {worth}; {tried}."
-        more = self._would_decide()
-        return f"Undecided: {tried}; gains above {self._spell(found.worth)} are not excluded; {more}."
-
-    def _spell(self, value: float) -> str:
-        return f"{spell_number(value)} {self.metric.unit}".rstrip()
+            return f"Keep what you have: {excluded}, less than {worth}; {tried}."
+        return f"Undecided: {tried}; {excluded}, more than {worth}; {self._would_decide()}."
 
     def _signed(self, gain: float) -> str:
         """Return a gain as a change of the metric: a gain of a lower metric is a negative change."""
@@ -144,9 +145,8 @@ class Result:
 
     def _would_decide(self) -> str:
         if self.needed is None:
-            return "more fresh seeds than the limit (100, or `seeds`) would be needed to decide"
-        more = max(1, math.ceil(self.needed - self.store.state["seconds"] / 60))
-        return f"about {spell_count(more, 'more minute')} would decide: {math.ceil(self.needed)} in all"
+            return f"more fresh seeds than {MAX_PAIRS}, or than `seeds`, would be needed to decide"
+        return f"about {spell_minutes(self.needed)} in all would decide"
 
     def _spell_costs(self) -> str:
         if not self.costs:
@@ -168,7 +168,7 @@ class Result:
             return None
         difference = torch.stack(known[::2]).mean(0) - torch.stack(known[1::2]).mean(0)
         variance = found.deviation**2 / found.pairs + float(difference.var()) / len(difference)
-        return t_quantile(found.pairs - 1, 1 - found.alpha) * math.sqrt(variance)
+        return t_quantile(found.pairs - 1, found.level) * math.sqrt(variance)
 
     def to_csv(self, path: str | Path) -> None:
         """Write the rows as a table."""
@@ -187,11 +187,11 @@ class Result:
         rule = "by default" if metric.name == ACCURACY else "by default 1 % of what it scores as it is"
         given = f" ({rule})" if self.is_default_worth else ""
         return [
-            f"{setup.network} on {setup.data}: {f'{metric.name} {metric.scale}'.rstrip()}, {better} is better",
+            f"{setup.network} on {setup.data.name}: {f'{metric.name} {metric.scale}'.rstrip()}, {better} is better",
             *setup.notes,
             f"each run: {spell_count(epochs, 'epoch')}, at the best learning rate of {rates}",
             *(f"{HULL}: {item.name}" for item in setup.candidates.values() if item.label == HULL),
-            *([] if self.worth is None else [f"worth a change: a gain of {self._spell(self.worth)}{given}"]),
+            *([] if self.worth is None else [f"worth a change: a gain of {self.metric.spell(self.worth)}{given}"]),
         ]
 
     def _explored(self) -> list[str]:
@@ -201,7 +201,7 @@ class Result:
         for number, row in enumerate(self.rows):
             change = self._signed(self.metric.sign * row.change) if number else ""
             rate = f"{row.lr:g}{'*' * (row.candidate in edge)}"
-            table.append((row.candidate, rate, _spell_mean(row.validation), change, str(row.validation_seeds)))
+            table.append((row.candidate, rate, spell_number(row.validation, MEAN), change, str(row.validation_seeds)))
         if len(table) == 1:
             return []
         diverged = ", ".join(f"{row.candidate} {row.diverged}" for row in self.rows if row.diverged)
@@ -217,11 +217,11 @@ class Result:
         """Return the table of the confirmation, and its power."""
         lines = []
         if self.verdict is not None:
-            rows = [(row.candidate, _spell_mean(row.test)) for row in self.rows if row.role == "confirmed"]
+            rows = [(row.candidate, spell_number(row.test, MEAN)) for row in self.rows if row.role == "confirmed"]
             lines = ["", f"confirmation, on test data and {self.verdict.pairs} fresh seeds"]
             lines += _align([("candidate", "mean"), *rows])
-        if (power := self.store.state.get("power")) is not None:
-            lines.append(f"power: a gain of {self._spell(power)} is found with a probability of 80 %")
+        if power := self.store.state.get("power"):
+            lines.append(f"power: {power}")
         return lines
 
 
@@ -231,31 +231,3 @@ def _align(lines: Sequence[Sequence[str]]) -> Iterable[str]:
     for first, *others in lines:
         cells = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
         yield "  ".join([first.ljust(widths[0]), *cells]).rstrip()
-
-
-def _spell_mean(value: float) -> str:
-    """Return a mean with as many digits as show a change of a thousandth.
-
-    >>> [_spell_mean(v) for v in (91.234, 2.56789, 0.0123456, 49213.7)]
-    ['91.23', '2.5679', '0.01235', '49214']
-    """
-    size = abs(value)
-    return (
-        spell_number(value)
-        if size >= 10 or not math.isfinite(value)
-        else f"{value:.4f}"
-        if size >= 1
-        else f"{value:.4g}"
-    )
-
-
-def spell_number(value: float) -> str:
-    """Return a number with the digits that matter: two decimals from 1 to 1000, three digits below.
-
-    >>> [spell_number(v) for v in (91.234, 0.97654, 0.0123456, 49213.7)]
-    ['91.23', '0.977', '0.0123', '49214']
-    """
-    if not math.isfinite(value):
-        return "-"
-    size = abs(value)
-    return f"{value:.0f}" if size >= 1000 else f"{value:.2f}" if size >= 1 else f"{value:.3g}"

@@ -5,22 +5,18 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from hullo.lab.comparison.decision import Arm, Score
-from hullo.lab.files import atomic_write, make_directory
+from hullo.lab.files import atomic_write
 from hullo.lab.spec.records import Record, Records
 from hullo.lab.spec.run_spec import Spec
-from hullo.population.kernels import choice
-
-STATE, TRIALS, RECORDS, CHECKPOINT = "comparison.json", "trials.jsonl", "records.jsonl", "checkpoint.pt"
 
 
 @dataclass
@@ -38,31 +34,32 @@ class Store:
     records: dict[Arm, Record] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        make_directory(self.folder)
-        path = self.folder / STATE
-        if path.exists():
+        self._state = self.folder / "comparison.json"
+        if self._state.exists():
             try:
-                self.state = json.loads(path.read_bytes())
+                self.state = json.loads(self._state.read_bytes())
             except ValueError as error:
-                raise ValueError(f"{path} is damaged: {error}; delete it, or choose another output") from None
-        self.records = {_arm(record): record for record in Records(self.folder / TRIALS).read()}
+                raise ValueError(f"{self._state} is damaged: {error}; delete it, or choose another output") from None
+        self._trials = Records(self.folder / "trials.jsonl")
+        for record in self._trials.read():
+            lr = float(record.spec.conditions["lr"])
+            self.records[Arm(record.spec.activation, lr, record.spec.seed)] = record
 
     def update(self, **changes: Any) -> None:
         """Change the state and write it atomically."""
         self.state |= changes
-        with atomic_write(self.folder / STATE) as file:
+        with atomic_write(self._state) as file:
             file.write(json.dumps(self.state, indent=1).encode() + b"\n")
 
-    def add(self, records: Sequence[Record]) -> None:
+    def add(self, records: Mapping[Arm, Record]) -> None:
         """Append the records of runs."""
-        Records(self.folder / TRIALS).add(records)
-        self.records |= {_arm(record): record for record in records}
-        (self.folder / CHECKPOINT).unlink(missing_ok=True)
+        self._trials.add(records.values())
+        self.records |= records
 
     def publish(self, rates: Mapping[str, float]) -> None:
         """Record the runs at the chosen learning rates for tables, figures and pages."""
         chosen = [record for arm, record in self.records.items() if rates.get(arm.candidate) == arm.lr]
-        Records(self.folder / RECORDS).add(replace(record, spec=_tuned(record.spec)) for record in chosen)
+        Records(self.folder / "records.jsonl").add(replace(record, spec=_tuned(record.spec)) for record in chosen)
 
     def score(self, arm: Arm) -> Score:
         """Return the score of a run."""
@@ -79,24 +76,9 @@ class Store:
         """Return the scores of all runs."""
         return {arm: self.score(arm) for arm in self.records}
 
-    def save_checkpoint(self, arms: Sequence[Arm], state: Mapping[str, Any], chosen: Mapping[str, Tensor]) -> None:
-        """Save the state of a training, and the states after the best epochs of its members."""
-        with atomic_write(self.folder / CHECKPOINT) as file:
-            parts = {"arms": [tuple(arm) for arm in arms], "choices": choice.choices()}
-            torch.save({**parts, "state": state, "chosen": chosen}, file)
-
-    def load_checkpoint(self, arms: Sequence[Arm]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Return what `save_checkpoint` saved of these runs; empty if there is none."""
-        path = self.folder / CHECKPOINT
-        saved = torch.load(path, map_location="cpu", weights_only=True) if path.exists() else {}
-        if saved.get("arms") != [tuple(arm) for arm in arms]:
-            return {}, {}
-        choice.take(saved["choices"])
-        return saved["state"], saved["chosen"]
-
     def save_weights(self, name: str, network: nn.Module) -> None:
         """Save the state dict of a network; its hulls can be restored from it."""
-        self._save(self._weights_path(name), {k: v for k, v in network.state_dict().items() if isinstance(v, Tensor)})
+        _save(self._weights_path(name), {k: v for k, v in network.state_dict().items() if isinstance(v, Tensor)})
 
     def load_weights(self, name: str, network: nn.Module) -> nn.Module:
         """Load the weights of a candidate's best member into a network of its structure."""
@@ -112,7 +94,7 @@ class Store:
 
     def save_examples(self, record: Record, scores: Tensor) -> None:
         """Save the score of each test sample, of a run of the confirmation."""
-        self._save(self._examples_path(record), {"scores": scores.float()})
+        _save(self._examples_path(record), {"scores": scores.float()})
 
     def load_examples(self, arm: Arm) -> Tensor | None:
         """Return what `save_examples` saved."""
@@ -122,14 +104,11 @@ class Store:
     def _examples_path(self, record: Record) -> Path:
         return self.folder / "examples" / f"{record.spec.id}.safetensors"
 
-    def _save(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
-        path.parent.mkdir(exist_ok=True)
-        with atomic_write(path) as file:
-            file.write(save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}))
 
-
-def _arm(record: Record) -> Arm:
-    return Arm(record.spec.activation, float(record.spec.conditions["lr"]), record.spec.seed)
+def _save(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    with atomic_write(path) as file:
+        file.write(save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}))
 
 
 def _tuned(spec: Spec) -> Spec:

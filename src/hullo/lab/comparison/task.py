@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -36,6 +35,7 @@ def _absolute(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 LOSSES: dict[str, Loss] = {"cross_entropy": _cross_entropy, "bce": _binary, "mse": _square, "mae": _absolute}
+METRICS = (ACCURACY, "loss", "rmse", "mae")
 
 
 def _hits(outputs: Tensor, targets: Tensor, losses: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ class Metric:
     """
 
     name: str
-    higher: bool
+    higher: bool = False
     examples: Callable[[Tensor, Tensor, Tensor], Tensor] = lambda outputs, targets, losses: losses
     whole: Callable[[Tensor, Tensor], Any] | None = None
     is_root: bool = False
@@ -88,28 +88,17 @@ class Metric:
         """Return the derivative of `finish`."""
         return 0.5 / math.sqrt(mean) if self.is_root and mean > 0 else 1.0
 
+    def spell(self, value: float) -> str:
+        """Return a difference with its unit."""
+        return f"{spell_number(value)} {self.unit}".rstrip()
+
     def default_worth(self, value: float) -> float:
         """Return the gain that is worth a change if a user does not say: 0.3 points of accuracy, else 1 % of a value.
 
-        >>> METRICS["accuracy"].default_worth(90.0), METRICS["rmse"].default_worth(50.0)
+        >>> Metric("accuracy").default_worth(90.0), Metric("rmse").default_worth(50.0)
         (0.3, 0.5)
         """
         return 0.3 if self.name == ACCURACY else abs(value) / 100
-
-
-def _metrics(scale: float, target: str) -> dict[str, Metric]:
-    """Return the metrics by name; errors of regression are multiplied by the scale of the targets."""
-    units = f"in units of {target}"
-    metrics = (
-        Metric(ACCURACY, True, _hits, unit="points", scale="in percent"),
-        Metric("loss", False),
-        Metric("mae", False, lambda outputs, targets, _: scale * _absolute(outputs, targets), scale=units),
-        Metric("rmse", False, lambda outputs, targets, _: scale**2 * _square(outputs, targets), None, True, "", units),
-    )
-    return {metric.name: metric for metric in metrics}
-
-
-METRICS = _metrics(1.0, "the target")
 
 
 @dataclass(frozen=True)
@@ -120,23 +109,24 @@ class Task:
     metric: Metric
     has_classes: bool  # the loss is the cross-entropy
 
-    def check(self, outputs: Any, targets: Tensor, parts: Sequence[Tensor]) -> None:
+    def check(self, outputs: Any, targets: Tensor, known: Tensor | None, name: str) -> None:
         """Raise a ValueError if outputs of a network are no tensor, or do not fit the targets.
 
         Args:
             outputs: what the network returned for some samples.
             targets: of these samples.
-            parts: all targets; none of a DataLoader.
+            known: all targets; None for those of a DataLoader.
+            name: of what is predicted.
         """
         if not isinstance(outputs, Tensor):
             given = type(outputs).__name__
             raise ValueError(f"the network returned {given}; return a tensor, or give a step of your own")
-        if self.has_classes and parts and outputs.dim() > 1:
+        if self.has_classes and known is not None and outputs.dim() > 1:
             count = outputs.shape[-1 if outputs.shape[:-1] == targets.shape else 1]
-            low, high = min(int(part.min()) for part in parts), max(int(part.max()) for part in parts)
+            low, high = int(known.min()), int(known.max())
             if low < 0 or high >= count:
                 raise ValueError(
-                    f"the network has outputs for {count} classes, 0 to {count - 1}; targets are {low} to {high}"
+                    f"the network has outputs for {count} classes, 0 to {count - 1}; {name} has classes {low} to {high}"
                 )
             if low == high:
                 raise ValueError(f"all targets are {low}; give at least two classes")
@@ -171,7 +161,7 @@ def make_task(
     """Return the task; by default, whole numbers are classes and other numbers are regressed.
 
     Args:
-        targets: of the training data; None if only the user's step knows them.
+        targets: some of the training data; None if only the user's step knows them.
         loss: the name of a loss, or a function of outputs and targets that returns a number per sample.
         metric: the name of a metric, or a function of all outputs and all targets.
         higher_is_better: whether higher values of a metric function are better.
@@ -193,14 +183,27 @@ def make_task(
     is_numbers = targets is not None and targets.is_floating_point() and targets[0].numel() == 1
     if is_numbers and (loss == "cross_entropy" or (metric == ACCURACY and loss != "bce")):
         raise ValueError("cross_entropy and accuracy need classes, as whole numbers; these targets are other numbers")
+    units = f"in units of {target}"
     if callable(metric):
-        name = getattr(metric, "__name__", "metric")
+        name = getattr(metric, "__name__", "")
         found = Metric(name if name.isidentifier() else "metric", higher_is_better, whole=metric)
+    elif metric == ACCURACY:
+        found = Metric(ACCURACY, True, _hits, unit="points", scale="in percent")
+    elif metric == "mae":
+        found = Metric("mae", examples=lambda outputs, targets, _: scale * _absolute(outputs, targets), scale=units)
+    elif metric == "rmse":
+        found = Metric(
+            "rmse", examples=lambda outputs, targets, _: scale**2 * _square(outputs, targets), is_root=True, scale=units
+        )
     else:
-        found = _metrics(scale, target)[metric]
+        found = Metric("loss")
     return Task(LOSSES[loss] if isinstance(loss, str) else loss, found, loss == "cross_entropy")
 
 
-def as_input(x: Tensor) -> Tensor:
-    """Return samples as networks take them: images of whole numbers as floats from 0 to 1."""
-    return x.to(torch.float32) / 255 if x.dtype == torch.uint8 else x
+def spell_number(value: float, digits: str = ".3g") -> str:
+    """Return a number with the digits that matter: three, as for differences, or all of its whole part.
+
+    >>> [spell_number(v) for v in (91.234, 0.0123456, 49213.7, -0.0)], spell_number(70.5, "#.5g")
+    (['91.2', '0.0123', '49214', '0'], '70.500')
+    """
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value + 0.0:{digits}}"

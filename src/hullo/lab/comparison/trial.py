@@ -6,12 +6,14 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hullo.lab.comparison.candidates import Candidate
+from hullo.lab.comparison.data import Arrays, Stream
 from hullo.lab.comparison.decision import Arm
 from hullo.lab.comparison.task import Task
 from hullo.lab.recorder import find_layers
@@ -38,20 +40,19 @@ class Setup:
     """Hold the data, the task and the settings of all runs.
 
     Args:
-        network, data: their names.
+        network: its name.
+        data: on the device of all runs.
         notes: what a result says about the data and the candidates.
         candidates: by name.
-        loader: loads the data.
         task: loss and metric.
-        example: some inputs of a network; None if only the user's step knows them.
+        example: some inputs of a network; None if they are not known.
         step: the user's function of a population and a batch that returns a loss per member.
     """
 
     network: str
-    data: str
+    data: Arrays | Stream
     notes: Sequence[str]
     candidates: Mapping[str, Candidate]
-    loader: Any
     task: Task
     example: Tensor | None
     step: Step | None
@@ -72,15 +73,19 @@ class Trial(Loop):
         chosen = [setup.candidates[arm.candidate] for arm in arms]
         members = [item.build(arm.seed, setup.example) for item, arm in zip(chosen, arms, strict=True)]
         seeds = [arm.seed for arm in arms]
-        alone = Alone(members[0], seeds[0], arms[0].candidate) if chosen[0].group is None else None
-        population: Any = alone or Population(members, seeds=seeds)
+        device, is_alone = setup.data.device, chosen[0].group is None
+        population: Any = (
+            Alone(members[0].to(device), seeds[0], arms[0].candidate)
+            if is_alone
+            else Population(members, seeds=seeds).to(device)
+        )
         super().__init__(
-            population.to(setup.loader.device),
-            setup.loader,
+            population,
+            setup.data,
             epochs=epochs,
-            batch_size=1 if setup.loader.is_shared else setup.batch_size,
+            batch_size=1 if setup.data.is_shared else setup.batch_size,
             precision=setup.precision,
-            is_captured=alone is None,
+            is_captured=not is_alone,
         )
         settings: dict[str, Any] = {
             "lr": [arm.lr for arm in arms],
@@ -92,8 +97,8 @@ class Trial(Loop):
         def schedule(done: Tensor) -> Tensor:
             return (1 + torch.cos(math.pi * done / updates)) / 2
 
-        if alone is not None:
-            self.optimizer = alone.make_optimizer(
+        if is_alone:
+            self.optimizer = population.make_optimizer(
                 setup.optimizer, lambda: schedule(torch.tensor(self.epoch * self.steps + self.step)), **settings
             )
         else:
@@ -101,10 +106,10 @@ class Trial(Loop):
             self.optimizer = make_optimizer(population, setup.optimizer, **settings, schedule=schedule, copies=copies)
         self.start = self._coefficients()
         self.examples: Tensor | None = None
-        self._score_batch = self._score if alone is not None else capture(self._score)
-        with torch.no_grad():  # the metric before training is that of epochs in which a run has diverged
+        self._score_batch = self._score if is_alone else capture(self._score)
+        with torch.no_grad():  # the metric before training, on one batch, is that of epochs after a divergence
             population.eval()
-            self.untrained = {name: self._evaluate(name)[1].nan_to_num(0.0, 0.0, 0.0) for name in ("val", "test")}
+            self.untrained = {name: self._evaluate(name, 1)[1].nan_to_num(0.0, 0.0, 0.0) for name in ("val", "test")}
 
     def _losses(self, *loaded: Any) -> tuple[Tensor, Any]:
         """Return each member's losses, (K, B), and its outputs; of a batch that all share, (K, 1), its mean loss."""
@@ -140,11 +145,11 @@ class Trial(Loop):
         scores = self.task.metric.score(outputs.flatten(0, 1), aimed.flatten(0, 1), losses.flatten())
         return losses, scores.view(losses.shape)
 
-    def _evaluate(self, name: str) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _evaluate(self, name: str, limit: int | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return each member's loss and metric on an evaluation set, (K), and the score of each sample, (K, N)."""
         metric, parts, targets = self.task.metric, [], []
         with self._autocast():
-            for batch in self.loader.eval_batches(name):
+            for batch in islice(self.loader.eval_batches(name), limit):
                 parts.append([part.clone() for part in self._score_batch(*batch)])
                 if metric.whole is not None:
                     targets.append(self.loader.load_eval(*batch)[1])
@@ -158,10 +163,10 @@ class Trial(Loop):
         return losses.double().mean(1), self.total.new_tensor(values), examples
 
     @torch.no_grad()
-    def evaluate(self) -> None:
-        """Evaluate as at the end of an epoch."""
+    def evaluate(self, batches: int) -> None:
+        """Evaluate a number of batches, for which the time is measured."""
         self.population.eval()
-        self._evaluate_members()
+        self._evaluate("val", batches)
 
     def _evaluate_members(self) -> dict[str, Tensor]:
         points = {"train_loss": self.total / self.images}
@@ -198,20 +203,14 @@ class Alone(nn.Module):
     On a GPU it is compiled, with CUDA graphs where the network allows them.
     """
 
-    seeds: Tensor
-
     def __init__(self, network: nn.Module, seed: int, activation: str) -> None:
         super().__init__()
         self.network, self.first_sample = network, 0
-        self.register_buffer("seeds", torch.tensor([seed]), persistent=False)
         self.layers = find_layers(network)[0].get(activation, [])
-        vars(self)["_call"] = network  # not as a second submodule
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Alone:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if self.seeds.is_cuda:
-            vars(self)["_call"] = torch.compile(self.network, mode="reduce-overhead")
-        return self
+        device = next(network.parameters()).device
+        self.seeds = torch.tensor([seed], device=device)
+        # not as a second submodule
+        vars(self)["_call"] = torch.compile(network, mode="reduce-overhead") if device.type == "cuda" else network
 
     def __len__(self) -> int:
         return 1
