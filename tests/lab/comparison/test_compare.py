@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hullo
 from hullo.lab import compare
-from hullo.lab.comparison import Result, engine, procedure
+from hullo.lab.comparison import Result, engine
 from hullo.lab.comparison.candidates import prepare, seeded
 from hullo.lab.comparison.data import read_data
 from hullo.lab.comparison.decision import FRESH, UNDECIDED, Arm
@@ -98,7 +98,7 @@ def test_more_minutes_and_seeds_look_again_at_a_smaller_error_rate(
     labels = torch.randint(2, (240,), generator=torch.Generator().manual_seed(1))
     options = FAST | {"candidates": ["tanh"]}
     with monkeypatch.context() as short:
-        short.setattr(procedure, "MAX_SEEDS", 1)
+        short.setattr(engine, "MAX_SEEDS", 1)
         first = compare(mlp, (X, labels), output=tmp_path, **options)
     second = compare(mlp, (X, labels), output=tmp_path, **options | {"minutes": 20.0, "seeds": 5})
     assert second.choice == first.choice  # which is not made again
@@ -186,14 +186,14 @@ def test_modules_of_torch_are_candidates(tmp_path: Path) -> None:
 
 
 def test_one_process_at_a_time_writes_to_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = procedure.Procedure.run
+    run = engine.Engine.run
 
-    def run_locked(self: procedure.Procedure) -> Result:
+    def run_locked(self: engine.Engine) -> Result:
         with pytest.raises(Timeout):
-            FileLock(self.engine.store.folder / ".lock").acquire(timeout=0)
+            FileLock(self.store.folder / ".lock").acquire(timeout=0)
         return run(self)
 
-    monkeypatch.setattr(procedure.Procedure, "run", run_locked)
+    monkeypatch.setattr(engine.Engine, "run", run_locked)
     assert compare(mlp, (X, LABELS), **FAST | {"candidates": ["tanh"], "output": tmp_path}).verdict is not None
 
 
@@ -360,7 +360,7 @@ def test_if_all_runs_diverge_the_loss_is_named(tmp_path: Path) -> None:
         compare(
             mlp,
             (X, LABELS),
-            loss=lambda *pair: torch.nan * F.cross_entropy(*pair, reduction="none"),
+            loss=lambda x, y: torch.nan * F.cross_entropy(x, y, reduction="none"),
             **FAST | {"output": tmp_path},
         )
 

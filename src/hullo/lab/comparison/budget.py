@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -43,78 +43,54 @@ class Clock:
         return self.seconds - self.used
 
 
-class Cost(NamedTuple):
-    """The seconds of a population: to set it up, and for an epoch a fixed part and one for each network."""
-
-    setup: float
-    fixed: float
-    each: float
-
-    @classmethod
-    def of(cls, setup: float, *measured: tuple[int, float]) -> Cost:
-        """Return the cost from one or two measurements of a number of networks and the seconds of an epoch.
-
-        >>> Cost.of(0.5, (1, 2.0), (5, 6.0))
-        Cost(setup=0.5, fixed=1.0, each=1.0)
-        """
-        (count, seconds), (other, longer) = measured[0], measured[-1]
-        if count == other:
-            return cls(setup, 0.0, longer / other)
-        each = max((longer - seconds) / (other - count), longer / other / 10)
-        return cls(setup, max(0.0, longer - other * each), each)
-
-
-NO_COST = Cost(0.0, 0.0, 0.0)
-
-
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a comparison.
+    """The plan of a comparison, and what it is made from.
 
     Args:
-        epochs: of every run.
         rates: the learning rates.
         members: the networks at once.
-        cost: the time that they take.
+        epochs: of every run.
+        setup: the seconds to set up a population.
+        fixed, each: the seconds of an epoch: a fixed part, and one for each network.
         ready: the seconds of the budget that were used when the plan was made.
     """
 
-    epochs: int
     rates: Sequence[float]
     members: int
-    cost: Sequence[float]
+    epochs: int = 1
+    setup: float = 0.0
+    fixed: float = 0.0
+    each: float = 0.0
     ready: float = 0.0
 
     def seconds(self, runs: int, rounds: int = 1) -> float:
         """Return the seconds that a number of runs take, in a number of rounds."""
-        setup, fixed, each = self.cost
         populations = max(rounds, math.ceil(runs / self.members))
-        return populations * (setup + self.epochs * fixed) + self.epochs * each * runs
+        return populations * (self.setup + self.epochs * self.fixed) + self.epochs * self.each * runs
 
     def left_to_choose(self, clock: Clock) -> float:
         """Return the seconds that are left to choose, of a share of those that there were when the plan was made."""
-        return CHOICE_SHARE * (clock.seconds - self.ready) - (clock.used - self.ready)
+        return max(0.0, CHOICE_SHARE * (clock.seconds - self.ready) - (clock.used - self.ready))
 
 
-def make_plan(
-    clock: Clock, cost: Cost, candidates: int, rates: Sequence[float], epochs: int | None, members: int
-) -> Plan:
+def make_plan(clock: Clock, measured: Plan, candidates: int, epochs: int | None) -> Plan:
     """Return the plan that fits; with too little time for the grid, the middle learning rate alone.
 
     Raises:
         ValueError: not even that fits.
 
-    >>> make_plan(Clock(600), Cost(0, 0, 0.2), 7, rates=(0.001, 0.003, 0.01), epochs=None, members=8).epochs
+    >>> make_plan(Clock(600), Plan((0.001, 0.003, 0.01), members=8, each=0.2), 7, epochs=None).epochs
     20
     """
-    needed, seconds = math.inf, clock.left
+    needed, rates = math.inf, measured.rates
     for grid in (rates, (sorted(rates)[len(rates) // 2],)):
         longer = len(grid) > 1  # by one more learning rate
         runs, rounds = count_runs(candidates, len(grid) + longer), 1 + longer + len(halvings(candidates - 1))
         for number in [epochs] if epochs is not None else range(MAX_EPOCHS, 0, -1):
-            plan = Plan(number, grid, members, cost, clock.used)
+            plan = replace(measured, rates=grid, epochs=number, ready=clock.used)
             needed = max(plan.seconds(runs, rounds) / CHOICE_SHARE, plan.seconds(2 * MIN_PAIRS) / CONFIRMATION_SHARE)
-            if needed <= seconds:
+            if needed <= clock.left:
                 return plan
     raise ValueError(
         f"the time is too short to train {candidates} candidates for {spell_count(epochs or 1, 'epoch')}: give "
@@ -132,9 +108,9 @@ def spell_count(count: int, what: str) -> str:
 
 
 def spell_minutes(minutes: float) -> str:
-    """Return minutes as text, rounded up to a whole number, or to a tenth below one.
+    """Return minutes as text, rounded up.
 
-    >>> spell_minutes(0.52), spell_minutes(4.1)
+    >>> spell_minutes(0.51), spell_minutes(4.1)
     ('0.6 minutes', '5 minutes')
     """
     return spell_count(math.ceil(minutes), "minute") if minutes > 0.9 else f"{math.ceil(10 * minutes) / 10:g} minutes"

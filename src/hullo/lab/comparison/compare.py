@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hullo.lab.comparison.budget import NO_COST, Clock, Plan
+from hullo.lab.comparison.budget import Clock, Plan
 from hullo.lab.comparison.candidates import DEFAULT, prepare, seeded
 from hullo.lab.comparison.data import Arrays, Stream, read_data
 from hullo.lab.comparison.engine import CPU_MEMBERS, GPU_MEMBERS, Engine
-from hullo.lab.comparison.procedure import Procedure
 from hullo.lab.comparison.result import Result
 from hullo.lab.comparison.store import Store
 from hullo.lab.comparison.task import Loss, make_task
@@ -120,7 +119,7 @@ def compare(
             warnings.filterwarnings("ignore", text)
         progress.describe("preparing data and networks")
         data = train if isinstance(train, Arrays) else read_data(train, val, test, _spell_name(name or "data"))
-        if step is not None and not isinstance(data, Stream):
+        if step is not None and not data.is_shared:
             raise ValueError("step takes the batches of a DataLoader; give one as train, val and test")
         inputs, targets = (None, None) if step else data.first or (None, None)
         if inputs is None and step is None:
@@ -169,9 +168,9 @@ def compare(
         with locked(folder / ".lock", wait):
             store = Store(folder, task.metric.sign)
             clock = Clock(60 * minutes, spent=store.state.get("seconds", 0.0) + ready)
-            plan = Plan(1, rates, CPU_MEMBERS if chosen.type == "cpu" else GPU_MEMBERS, NO_COST)
-            engine = Engine(setup, store, environment(device_name(chosen)), progress, clock, stop, plan)
-            return Procedure(engine, rates, epochs, seeds, worth).run()
+            plan = Plan(rates, CPU_MEMBERS if chosen.type == "cpu" else GPU_MEMBERS)
+            machine = environment(device_name(chosen))
+            return Engine(setup, store, machine, progress, clock, stop, plan, epochs, seeds, worth).run()
 
 
 @torch.no_grad()
@@ -193,7 +192,7 @@ def _probe(population: Population, data: Arrays | Stream, inputs: Tensor | None,
         losses.sum().backward()
 
 
-def _observe_inputs(population: Population, data: Stream, step: Step) -> Tensor | None:
+def _observe_inputs(population: Population, data: Arrays | Stream, step: Step) -> Tensor | None:
     """Return some inputs of a network, as a step of the user's gives them; None if they are not a single tensor."""
     seen: list[tuple[Any, ...]] = []
     population.register_forward_pre_hook(lambda _, args, kwargs: seen.append((args, kwargs)), with_kwargs=True)

@@ -20,10 +20,10 @@ from hullo.lab.files import checksum
 from hullo.lab.run.loop import Batch
 
 EVAL_BATCH_SIZE = 250
-SHARES = {"test": 0.2, "val": 0.15}
+HELD_OUT = {"test": ("test", 0.2), "val": ("validation", 0.15)}
 """The shares of samples that are split off, one after the other, if no test or validation set is given."""
-WORDS = {"test": "test", "val": "validation"}
 MIN_SAMPLES, FEW = 10, 50
+"""The least number of samples to split off some of, and the number of test samples from which on nothing is said."""
 
 Pair = tuple[Tensor, Tensor]
 
@@ -173,29 +173,31 @@ class Stream(Data):
 
 def read_data(train: Any, val: Any, test: Any, name: str = "data") -> Arrays | Stream:
     """Return the data of the arguments `train`, `val` and `test`: pairs of tensors or arrays, or DataLoaders."""
+    if not isinstance(train, DataLoader):
+        return read_arrays(train, val, test, name)
     parts = {"train": train, "test": test, "val": val}
-    if isinstance(train, DataLoader):
-        for part, given in parts.items():
-            if not isinstance(given, DataLoader) or not hasattr(given.dataset, "__len__"):
-                kind = "one without a length" if isinstance(given, DataLoader) else type(given).__name__
-                raise ValueError(
-                    f"train is a DataLoader; give {part} as one, too, of a data set with a length; got {kind}"
-                )
-        return Stream(name, parts)
-    parts = {part: given if given is None else _read_pair(given, part) for part, given in parts.items()}
+    for part, given in parts.items():
+        if not isinstance(given, DataLoader) or not hasattr(given.dataset, "__len__"):
+            kind = "one without a length" if isinstance(given, DataLoader) else type(given).__name__
+            raise ValueError(f"train is a DataLoader; give {part} as one, too, of a data set with a length; got {kind}")
+    return Stream(name, parts)
+
+
+def read_arrays(train: Any, val: Any, test: Any, name: str = "data") -> Arrays:
+    """Return pairs of tensors or arrays; what is missing is split off."""
+    given = {"train": train, "test": test, "val": val}
+    parts = {part: _read_pair(pair, part) for part, pair in given.items() if pair is not None or part == "train"}
     said = []
-    for part, share in SHARES.items():
-        if parts[part] is None:
-            parts["train"], parts[part] = _split(parts["train"], share, part)
-            said.append(f"{WORDS[part]}: {len(parts[part][1]):,} samples split off")
+    for part, (what, share) in HELD_OUT.items():
+        if part not in parts:
+            parts["train"], parts[part] = _split(parts["train"], share, what)
+            said.append(f"{what}: {len(parts[part][1]):,} samples split off")
         for kind, one, two in zip(("inputs", "targets"), parts["train"], parts[part], strict=True):
             if one.shape[1:] != two.shape[1:] or one.is_floating_point() != two.is_floating_point():
                 shapes = f"{one.dtype} {tuple(one.shape[1:])} and {two.dtype} {tuple(two.shape[1:])}"
                 raise ValueError(f"the {kind} of train and {part} differ: {shapes} for each sample")
-    for part in SHARES:
-        if (size := len(parts[part][1])) < FEW:
-            said.append(f"{WORDS[part]}: only {size} samples, so the finding is about these")
-    return Arrays(name, parts, "; ".join(said) or "as given")
+    few = [f"only {size} {what} samples" for part, (what, _) in HELD_OUT.items() if (size := len(parts[part][1])) < FEW]
+    return Arrays(name, parts, "; ".join([*said, *few]) or "as given")
 
 
 def _read_pair(given: Any, name: str) -> Pair:

@@ -14,7 +14,7 @@ from itertools import product
 from statistics import mean, stdev
 from typing import NamedTuple
 
-from hullo.lab.analysis.power import detectable_difference, seeds_needed
+from hullo.lab.analysis.power import seeds_needed
 from hullo.lab.analysis.statistics import ALPHA, pooled_deviation, t_quantile
 
 ORIGINAL = "own"
@@ -246,11 +246,6 @@ def alpha_of(look: int) -> float:
 def two_sided(look: int) -> float:
     """Return the error rate of the interval of a look, either end of which errs at `alpha_of`."""
     return 2 * alpha_of(look)
-
-
-def power(deviation: float, pairs: int, look: int) -> float:
-    """Return the gain that a look finds with a probability of 80 %."""
-    return detectable_difference(deviation, pairs, two_sided(look))
 
 
 def judge(

@@ -1,21 +1,40 @@
-"""The engine: trains the runs that a decision asks for, in populations, within the budget, and records them."""
+"""The engine of one call: plans within the budget, trains the runs that the decision asks for, and records them.
+
+It is a function of the plan, of the runs that have a record, and of the time that is left. Runs that have a record are
+free, so a comparison that was interrupted goes on where it ended, and one that is called with more minutes looks again.
+"""
 
 from __future__ import annotations
 
 import gc
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
+from itertools import count, takewhile
 from threading import Event
 from typing import Any
 
 import torch
 
 from hullo._compat import is_out_of_memory
-from hullo.lab.comparison.budget import Clock, Cost, OutOfTime, Plan, now, spell_count
-from hullo.lab.comparison.decision import FRESH, Arm, Score
+from hullo.lab.analysis.power import detectable_difference, seeds_needed
+from hullo.lab.comparison import decision
+from hullo.lab.comparison.budget import (
+    MIN_PAIRS,
+    Clock,
+    OutOfTime,
+    Plan,
+    StepCost,
+    make_plan,
+    measure_costs,
+    now,
+    spell_count,
+    spell_minutes,
+)
+from hullo.lab.comparison.decision import FRESH, MAX_PAIRS, ORIGINAL, UNDECIDED, Arm, Choice, Pairs, Score, Verdict
+from hullo.lab.comparison.result import Result
 from hullo.lab.comparison.store import Store
 from hullo.lab.comparison.trial import Setup, Trial
 from hullo.lab.progress import Progress
@@ -29,17 +48,28 @@ CPU_MEMBERS, GPU_MEMBERS = 16, 512
 """The largest number of networks in a population. On a CPU, more save time only where networks are small."""
 MEMORY_SHARE = 0.8
 """The share of a GPU's memory that is planned for."""
-MEASURED_STEPS, MEASURED_EPOCHS = 10, 10**6
-"""The steps that are measured before the plan is made, of a training that is not finished."""
+MEASURED, ENDLESS = 10, 10**6
+"""The steps and batches that are measured for the plan, and the epochs of a training that is not finished."""
+MAX_SEEDS = 5
+"""The largest number of seeds that a round of the choice adds."""
+RESERVE = 0.9
+"""The share of the time left that the confirmation is planned for."""
+CHEAP = 1.3
+"""The cost of several seeds, as a multiple of that of one, up to which they are always added."""
+FIRST_SHARE = 0.3
+"""The share of the time for choosing that is spent on more than one seed in the first round."""
 
 
 @dataclass
 class Engine:
-    """Train runs and record them; those that have a record are not trained again.
+    """Run a comparison, from where an earlier call ended.
 
     Args:
-        plan: the number of epochs and of networks at once, and the time that they take, once it is measured.
-        pace: how much longer they took than that.
+        plan: the learning rates, and the largest number of networks at once; once it is made, the epochs and the time.
+        epochs: of every run; None for as many as fit.
+        seeds: the largest number of fresh seeds; None for as many as fit.
+        worth: the smallest gain that is worth a change; None for a default.
+        pace: how much longer runs took than planned.
     """
 
     setup: Setup
@@ -49,7 +79,132 @@ class Engine:
     clock: Clock
     stop: Event
     plan: Plan
+    epochs: int | None
+    seeds: int | None
+    worth: float | None
     pace: float = 1.0
+
+    def run(self) -> Result:
+        """Run, and return the result."""
+        store, setup = self.store, self.setup
+        if "plan" not in store.state:
+            measured = self._measure([Arm(name, lr, 0) for name in setup.candidates for lr in self.plan.rates])
+            store.update(plan=asdict(make_plan(self.clock, measured, len(setup.candidates), self.epochs)))
+        self.plan = Plan(**store.state["plan"])
+        result = Result(setup, store, self.plan, Choice(grid=list(self.plan.rates)), self.worth, self.worth is None)
+        with suppress(OutOfTime):
+            result.choice = choice = self._choose()
+            worth = result.worth = self.worth or setup.task.metric.default_worth(choice.mean(ORIGINAL))
+            result.verdict = self._confirm(choice, worth)
+            if result.verdict is not None and "costs" not in store.state:
+                store.update(costs=self._measure_costs(choice))
+        store.publish(result.choice.rates)
+        store.update(seconds=self.clock.used)
+        result.needed = self._minutes_to_decide(result.verdict)
+        store.update(finding=result.finding)
+        return result
+
+    def _choose(self) -> Choice:
+        """Return the choice of an earlier call, or choose."""
+        store = self.store
+        if "choice" in store.state:
+            scores = {arm: score for arm, score in store.scores().items() if arm.seed < FRESH}
+            return Choice(**store.state["choice"], scores=scores)
+        choice = decision.choose(
+            list(self.setup.candidates),
+            self.plan.rates,
+            self.train,
+            count_seeds=self._count_seeds,
+            may_extend=lambda arms: self.predict(len(self.missing(arms))) <= self.plan.left_to_choose(self.clock),
+        )
+        store.update(choice={name: getattr(choice, name) for name in ("rates", "challenger", "grid")})
+        return choice
+
+    def _count_seeds(self, pairs: Pairs, first: int, rounds_left: int) -> int:
+        """Return the number of seeds of a round: as many as have records, or as the time for choosing allows.
+
+        Seeds that hardly cost more than one, since a GPU trains them side by side, are always added. The first round
+        gets less of the time: later ones can make up for few seeds, but not for a grid that ends too early. A later
+        round is left out, with 0 seeds, if it would take time that the confirmation needs.
+        """
+        seeds = takewhile(lambda seed: not self.missing([Arm(*pair, seed) for pair in pairs]), count(first))
+        trained, seconds = len(list(seeds)), self.predict(len(pairs))
+        if first and seconds + self.predict(2 * MIN_PAIRS) > self.clock.left:
+            return trained
+        share = (1.0 if first else FIRST_SHARE) * self.plan.left_to_choose(self.clock) / (1 + rounds_left)
+        allowed = max(share, CHEAP * seconds)
+        fitting = (n for n in range(1, MAX_SEEDS + 1) if self.predict(n * len(pairs)) <= allowed)
+        return max(trained, *fitting)
+
+    def _confirm(self, choice: Choice, worth: float) -> Verdict | None:
+        """Look at the challenger and the original on fresh seeds.
+
+        An earlier look stays if it has decided, or if there are not more minutes or seeds than it had.
+        """
+        store, most = self.store, min(self.seeds or MAX_PAIRS, MAX_PAIRS)
+        looks: list[int] = store.state.get("looks", [])
+        limits, done, verdict = [self.clock.seconds, most], 1, None
+        if looks:
+            done, verdict = looks[-1], decision.confirm(choice, looks[-1], worth, len(looks), store.scores())
+            before = store.state.get("limits", limits)
+            if verdict.kind != UNDECIDED or all(new <= old for new, old in zip(limits, before, strict=True)):
+                return verdict
+        arms, left = choice.confirmation(most), RESERVE * self.clock.left
+        fitting = (n for n in range(done + 1, most + 1) if self.predict(len(self.missing(arms[: 2 * n]))) < left)
+        if pairs := max(fitting, default=0):
+            self._announce(choice, pairs, len(looks) + 1, worth)
+            with suppress(OutOfTime):
+                self.train(arms[: 2 * pairs], "confirmation")
+            missing = self.missing(arms)
+            pairs = (arms.index(missing[0]) if missing else len(arms)) // 2
+        if pairs <= done:
+            return verdict
+        store.update(looks=[*looks, pairs], limits=limits)
+        return decision.confirm(choice, pairs, worth, len(looks) + 1, store.scores())
+
+    def _announce(self, choice: Choice, pairs: int, look: int, worth: float) -> None:
+        """Print the power of the confirmation, before it starts, and what would find a gain that is worth a change."""
+        metric, deviation, alpha = self.setup.task.metric, choice.deviation, decision.two_sided(look)
+        words = [
+            f"confirmation of {self.setup.candidates[choice.challenger].label} on {pairs} fresh seeds, look {look}"
+        ]
+        if deviation is not None:
+            gain = detectable_difference(deviation, pairs, alpha)
+            words.append(f"a gain of {metric.spell(gain)} is found with a probability of 80 %")
+            needed = seeds_needed(worth, deviation, alpha)
+            if needed is None:
+                words.append(f"one of {metric.spell(worth)} would take more than 1000 seeds")
+            elif needed > pairs:
+                minutes = spell_minutes(self._minutes(2 * needed))
+                words.append(f"one of {metric.spell(worth)} would take {needed} seeds, about {minutes} in all")
+        self.store.update(power=words[1:])
+        self.progress.note("; ".join(words))
+
+    def _minutes(self, runs: int) -> float:
+        """Return the minutes, in all, after a number of further runs."""
+        return (self.clock.used + self.predict(runs) / RESERVE) / 60
+
+    def _minutes_to_decide(self, verdict: Verdict | None) -> float | None:
+        """Return the minutes, in all, that would decide if all stayed as it is; None if that takes too many seeds."""
+        if verdict is not None:
+            most = math.inf if self.seeds is None else self.seeds - verdict.pairs
+            return None if verdict.more is None or verdict.more > most else self._minutes(2 * verdict.more)
+        chosen = sum(arm.seed < FRESH for arm in self.store.records)
+        all_runs = decision.count_runs(len(self.setup.candidates), len(self.plan.rates))
+        return self._minutes(max(0, all_runs - chosen) + 2 * MIN_PAIRS)
+
+    def _measure_costs(self, choice: Choice) -> list[StepCost]:
+        """Return what a training step costs the original and the challenger, each as a single network."""
+        setup = self.setup
+        if setup.step is not None or setup.example is None:
+            return []
+        inputs, targets = setup.data.load_eval(*next(setup.data.eval_batches("val")))
+        chosen = torch.arange(setup.batch_size, device=setup.data.device) % len(targets)
+        candidates = [setup.candidates[name] for name in (ORIGINAL, choice.challenger)]
+        networks = [item.plain(item.build(0, setup.example)) for item in candidates]
+        return measure_costs(
+            networks, inputs[chosen], lambda outputs: setup.task.losses(outputs, targets[chosen]).mean()
+        )
 
     def train(self, arms: Sequence[Arm], words: str) -> dict[Arm, Score]:
         """Train the runs without a record, and return the scores of all; raise OutOfTime if they do not fit."""
@@ -91,12 +246,6 @@ class Engine:
             self.plan = replace(self.plan, members=members // 2)
             self.progress.note(f"memory ran out with {members} networks at once; going on with {members // 2}")
 
-    def _make_trial(self, arms: Sequence[Arm], epochs: int) -> Trial:
-        if self.setup.data.device.type == "cuda":
-            gc.collect()  # earlier trainings and their CUDA graphs
-            torch.cuda.empty_cache()
-        return Trial(arms, self.setup, epochs)
-
     def _train(self, arms: list[Arm], words: str, done: int, total: int) -> None:
         """Train a population, and record its runs."""
         started = self.clock.used
@@ -118,6 +267,12 @@ class Engine:
         # half of what is known, half of what is new
         self.pace = (self.pace + (self.clock.used - started) / self.plan.seconds(len(arms))) / 2
 
+    def _make_trial(self, arms: Sequence[Arm], epochs: int) -> Trial:
+        if self.setup.data.device.type == "cuda":
+            gc.collect()  # earlier trainings and their CUDA graphs
+            torch.cuda.empty_cache()
+        return Trial(arms, self.setup, epochs)
+
     def _record(self, trial: Trial, chosen: ChosenEpochs) -> None:
         """Record the runs of a trial, after the weights of those that are the best of their candidate."""
         chosen.load_into(trial.population)
@@ -136,52 +291,52 @@ class Engine:
 
     def _to_record(self, trial: Trial, k: int) -> Record:
         arm, metric, setup = trial.arms[k], self.setup.task.metric, self.setup
-        scores = {name: [*map(round_number, trial.curves[f"{name}_metric"][:, k].tolist())] for name in ("test", "val")}
-        if metric.name == ACCURACY:
-            compared: dict[str, Any] = {f"{name}_accuracy": values for name, values in scores.items()}
-        else:
-            compared = {"test_accuracy": [], "metric": metric.name, "lower_is_better": not metric.higher}
-            compared |= {f"{name}_metric": values for name, values in scores.items()}
+        kind = "accuracy" if metric.name == ACCURACY else "metric"
+        compared: dict[str, Any] = {"test_accuracy": []}
+        for name in ("test", "val"):
+            compared[f"{name}_{kind}"] = [*map(round_number, trial.curves[f"{name}_metric"][:, k].tolist())]
+        if metric.name != ACCURACY:
+            compared |= {"metric": metric.name, "lower_is_better": not metric.higher}
         words = f"batch_size={setup.batch_size} lr={arm.lr:g} optimizer={setup.optimizer}"
         spec = Spec(setup.network, setup.data.name, arm.candidate, seed=arm.seed, epochs=trial.epochs, settings=words)
         learned = trial.learned(k, setup.candidates[arm.candidate])
         return build_record(trial, k, spec, learned, self.environment, **compared)
 
-    def measure(self, arms: Sequence[Arm]) -> Cost:
-        """Measure the seconds of an epoch of a small and of a large population, and those to set it up.
+    def _measure(self, arms: Sequence[Arm]) -> Plan:
+        """Return the plan with the seconds of a population, measured of a small and of a large one.
 
         On a GPU, the number of networks at once is bounded by what the large one leaves of the memory.
         """
-        cost = None
-        while cost is None:
+        measured = None
+        while measured is None:
             large = max(self._populations(arms), key=len)
-            with self._halving(len(large)):
-                (_, one), (setup, many) = self._measure(large[:1]), self._measure(large)
-                cost = Cost.of(setup, (1, one), (len(large), many))
+            size = len(large)
+            with self._halving(size):
+                measured = self._measure_epoch(large[:1])[1], *self._measure_epoch(large)
+        one, setup, many = measured
+        each = max((many - one) / (size - 1), many / size / 10) if size > 1 else many
         members = self.plan.members if any(item.group is not None for item in self.setup.candidates.values()) else 1
         if (device := self.setup.data.device).type == "cuda":
             free, taken = torch.cuda.mem_get_info(device)[0], torch.cuda.memory_reserved(device)
-            members = min(members, max(1, int(MEMORY_SHARE * (free + taken) * len(large) / taken)))
-        self.plan = replace(self.plan, members=members)
-        return cost
+            members = min(members, max(1, int(MEMORY_SHARE * (free + taken) * size / taken)))
+        return replace(self.plan, members=members, setup=setup, fixed=max(0.0, many - size * each), each=each)
 
-    def _measure(self, arms: Sequence[Arm]) -> tuple[float, float]:
+    def _measure_epoch(self, arms: Sequence[Arm]) -> tuple[float, float]:
         """Return the seconds to set up a population, and those of an epoch."""
-        device = self.setup.data.device
-        started = now(device)
-        trial = self._make_trial(arms, MEASURED_EPOCHS)
+        data = self.setup.data
+        started = now(data.device)
+        trial = self._make_trial(arms, ENDLESS)
         steps = trial.advance()
         next(steps)
-        ready = now(device)
-        count = max(1, min(MEASURED_STEPS, trial.steps - 2))  # the last step of an epoch evaluates
-        for _ in range(count):
+        ready = now(data.device)
+        taken = max(1, min(MEASURED, trial.steps - 2))  # the last step of an epoch evaluates
+        for _ in range(taken):
             next(steps)
-        stepped = now(device)
-        batches = {name: self.setup.data.count_batches(name) for name in ("val", "test")}
-        measured = min(batches["val"], MEASURED_STEPS)
-        trial.evaluate(measured)
-        evaluating = (now(device) - stepped) * sum(batches.values()) / measured
-        return ready - started, (stepped - ready) * trial.steps / count + evaluating
+        stepped = now(data.device)
+        batches = data.count_batches("val"), data.count_batches("test")
+        trial.evaluate(MEASURED)
+        evaluated = (now(data.device) - stepped) * sum(batches) / min(MEASURED, batches[0])
+        return ready - started, (stepped - ready) * trial.steps / taken + evaluated
 
 
 def spell_time(seconds: float) -> str:

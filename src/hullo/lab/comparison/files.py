@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from hullo.lab.comparison.data import Arrays, read_data
+from hullo.lab.comparison.data import Arrays, read_arrays
 from hullo.lab.data.own_data import open_data
 from hullo.lab.data.release import DataError
 from hullo.lab.networks import OwnNetwork
@@ -62,8 +62,7 @@ def open_files(
     found = open_data(path, image_size)
     val = None if found.val_images is None else (found.val_images, found.val_labels)
     pairs = (found.train_images, found.train_labels), val, (found.test_images, found.test_labels)
-    data: Arrays = read_data(*pairs, found.name.partition("@")[0])
-    return data
+    return read_arrays(*pairs, found.name.partition("@")[0])
 
 
 def read_csv(path: Path, target: str | None = None, *, regress: bool = False) -> Arrays:
@@ -79,8 +78,8 @@ def read_csv(path: Path, target: str | None = None, *, regress: bool = False) ->
     ...     path = Path(folder, "plants.csv")
     ...     _ = path.write_text("\n".join(["height,place,price", *lines]))
     ...     data = read_csv(path)
-    >>> data.parts["train"][0].shape, data.split
-    (torch.Size([27, 3]), 'test: 8 samples split off; validation: 5 samples split off')
+    >>> data.parts["train"][0].shape, data.target
+    (torch.Size([27, 3]), 'price')
     """
     header, rows = _read_rows(path)
     name = header[-1] if target is None else target
@@ -98,9 +97,7 @@ def read_csv(path: Path, target: str | None = None, *, regress: bool = False) ->
     if not features:
         raise DataError(f"{path}: all columns but {name!r} are names or texts; give numbers, or few different words")
     targets = _read_targets(aimed, f"{path}, column {name!r}", regress=regress)
-    data: Arrays = read_data(
-        (torch.cat(features, 1), targets), None, None, re.sub(r"[^\w.-]", "_", path.stem) or "table"
-    )
+    data = read_arrays((torch.cat(features, 1), targets), None, None, re.sub(r"[^\w.-]", "_", path.stem) or "table")
     data.target = name
     if gaps := len(rows) - len(complete):
         data.split += f"; {gaps:,} rows with gaps left out"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import mean
 
@@ -13,11 +13,12 @@ import torch
 from torch import nn
 
 from hullo.lab.analysis.statistics import t_quantile
-from hullo.lab.comparison.budget import StepCost, spell_count, spell_minutes
+from hullo.lab.comparison.budget import Plan, StepCost, spell_count, spell_minutes
 from hullo.lab.comparison.candidates import HULL, Candidate
 from hullo.lab.comparison.decision import FRESH, KEEP, MAX_PAIRS, ORIGINAL, WINS, Choice, Verdict, fill, worst_of
-from hullo.lab.comparison.engine import Engine
+from hullo.lab.comparison.store import Store
 from hullo.lab.comparison.task import spell_number
+from hullo.lab.comparison.trial import Setup
 from hullo.lab.spec.records import ACCURACY
 
 MEAN = "#.5g"
@@ -60,17 +61,21 @@ class Result:
         folder: the records, the weights and the plan.
     """
 
-    engine: Engine
+    setup: Setup
+    store: Store
+    plan: Plan
     choice: Choice
     worth: float | None
     is_default_worth: bool
     verdict: Verdict | None = None
-    costs: list[StepCost] = field(default_factory=list)
     needed: float | None = None
 
     def __post_init__(self) -> None:
-        self.setup, self.store = self.engine.setup, self.engine.store
         self.metric, self.folder = self.setup.task.metric, self.store.folder
+
+    @property
+    def costs(self) -> list[StepCost]:
+        return [StepCost(*cost) for cost in self.store.state.get("costs", [])]
 
     @property
     def best(self) -> nn.Module:
@@ -182,7 +187,7 @@ class Result:
 
     def _describe(self) -> list[str]:
         """Return lines on the data, the candidates and the runs."""
-        setup, metric, epochs = self.setup, self.metric, self.engine.plan.epochs
+        setup, metric, epochs = self.setup, self.metric, self.plan.epochs
         better, rates = "higher" if metric.higher else "lower", ", ".join(f"{lr:g}" for lr in self.choice.grid)
         rule = "by default" if metric.name == ACCURACY else "by default 1 % of what it scores as it is"
         given = f" ({rule})" if self.is_default_worth else ""
@@ -220,9 +225,7 @@ class Result:
             rows = [(row.candidate, spell_number(row.test, MEAN)) for row in self.rows if row.role == "confirmed"]
             lines = ["", f"confirmation, on test data and {self.verdict.pairs} fresh seeds"]
             lines += _align([("candidate", "mean"), *rows])
-        if power := self.store.state.get("power"):
-            lines.append(f"power: {power}")
-        return lines
+        return lines + [f"power: {words}" for words in self.store.state.get("power", [])]
 
 
 def _align(lines: Sequence[Sequence[str]]) -> Iterable[str]:

@@ -79,9 +79,10 @@ class Trial(Loop):
             if is_alone
             else Population(members, seeds=seeds).to(device)
         )
+        loader: Any = setup.data
         super().__init__(
             population,
-            setup.data,
+            loader,
             epochs=epochs,
             batch_size=1 if setup.data.is_shared else setup.batch_size,
             precision=setup.precision,
