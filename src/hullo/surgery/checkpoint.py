@@ -18,7 +18,7 @@ from hullo.surgery.edit import swap
 from hullo.surgery.find import default_inputs, module_sites, observed_sites
 from hullo.surgery.prove import Comparison
 from hullo.surgery.sites import Site, named_hulls
-from hullo.surgery.state import Inputs, Structure
+from hullo.surgery.state import Inputs, Snapshot
 
 _SCALES = "inner_scale"
 _BY_PARAMETRIZATION = {name: cls for cls in HULLS.values() for name in cls.set_class.choices}
@@ -63,7 +63,7 @@ def restore(model: nn.Module, state_dict: Mapping[str, Any], *, example_inputs: 
             "raw_recentred__identity__relu; give that of a model after replace_activations"
         )
     modules = dict(model.named_modules())
-    with Structure(model):
+    with Snapshot(model):
         sites, names = _find(model, list(saved), list(present), example_inputs)
         by_name = {site.name: site for site in sites if not site.reason}
         missing = {names[name]: tensors for name, tensors in saved.items() if names[name] not in present}

@@ -17,14 +17,14 @@ from hullo.surgery.observe import Call
 from hullo.surgery.prove import Comparison
 from hullo.surgery.sites import Site, Slot, input_of
 from hullo.surgery.source import Method, call_at, functions_in, loops_around, parse
-from hullo.surgery.state import Structure
+from hullo.surgery.state import Snapshot
 from hullo.surgery.write import NewMethod, origin_of, rewritten
 
 _HOOKS = [name for name in vars(nn.Identity()) if name.startswith(("_forward_", "_backward_", "_is_full_backward"))]
 
 
 def swap(model: nn.Module, sites: Sequence[Site], hulls: Mapping[str, Hull]) -> None:
-    """Put hulls into a model. An error may leave it half changed: the caller restores it with `Structure`.
+    """Put hulls into a model. An error may leave it half changed: the caller restores it with `Snapshot`.
 
     A module that is called by several expressions becomes several children; those without a hull are the module itself.
     Hulls in frozen modules are frozen.
@@ -118,7 +118,7 @@ def learn_iterations(model: nn.Module, sites: Sequence[Site], comparison: Compar
         if site.slots and site.slots[0].key:
             by_loop[id(site.slots[0].turns)].append(site)
     seen: dict[int, list[tuple[tuple[int, ...], str]]] = {number: [] for number in by_loop}
-    before = Structure(model)
+    before = Snapshot(model)
     try:
         if by_loop:
             swap(model, sites, Recipe().make(model, [site for own in by_loop.values() for site in own], {}))

@@ -16,7 +16,7 @@ from hullo.properties import identify
 from hullo.surgery.edit import transfer_hooks
 from hullo.surgery.prove import Comparison
 from hullo.surgery.sites import named_hulls
-from hullo.surgery.state import Inputs, copy_model
+from hullo.surgery.state import Inputs, copied
 from hullo.surgery.summary import KEPT
 
 _MIN_TOLERANCE = 1e-4  # omitted coefficients change outputs about as much as float32 rounding
@@ -62,7 +62,7 @@ def fold(model: nn.Module, *, example_inputs: Inputs | None = None) -> nn.Module
     """
     named_hulls("fold", model, required=True)
     comparison = None if example_inputs is None else Comparison(model, example_inputs, coarsest=_MIN_TOLERANCE)
-    folded = copy_model(model).eval()
+    folded: nn.Module = copied(model, "the model").eval()
     vars(folded).pop(KEPT, None)
     inputs = {} if comparison is None else comparison.shapes
     folded_modules: dict[nn.Module, nn.Module] = {}  # a hull at several sites is folded once

@@ -19,7 +19,7 @@ from hullo.surgery.edit import swap
 from hullo.surgery.find import called_twice, count_mentions, default_inputs, module_sites, observed_sites
 from hullo.surgery.prove import Comparison
 from hullo.surgery.sites import Site, named_hulls
-from hullo.surgery.state import Inputs, Structure
+from hullo.surgery.state import Inputs, Snapshot
 from hullo.surgery.summary import keep, why_not_replaced
 
 _WRAPPERS = frozenset({"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"})
@@ -123,7 +123,7 @@ def replace_activations(
             f"groups={groups!r} needs example_inputs, to find and to count the channels; or give groups as a number "
             "and channel_dim: 1 as in convolutions, -1 in transformers"
         )
-    with Structure(model):
+    with Snapshot(model):
         if example_inputs is None or not _swap_observed(model, choice, recipe, example_inputs, compare, given):
             _swap_modules(model, choice, recipe)
     return whole
@@ -154,7 +154,7 @@ def _swap_observed(
         if given:
             raise
         return False  # its own inputs do not fit
-    before = Structure(model)
+    before = Snapshot(model)
     while True:
         sites = observed_sites(model, comparison)
         chosen = choice.select(sites)
@@ -201,7 +201,7 @@ def _find_blamed(
     model: nn.Module, sites: Sequence[Site], units: list[list[Site]], comparison: Comparison
 ) -> list[tuple[list[Site], RuntimeError]]:
     """Return the units that cannot be replaced even alone, with the errors, by halving; the model is unchanged."""
-    before = Structure(model)
+    before = Snapshot(model)
     try:
         chosen = [site for unit in units for site in unit]
         _swap_and_prove(model, sites, chosen, Recipe(), comparison, compare=True)
@@ -228,7 +228,7 @@ def _swap_and_prove(
 
     If the hulls start as other functions, the swap is proven with default hulls first.
     """
-    before = Structure(model)
+    before = Snapshot(model)
     channels = {site.name: _find_channels(site, recipe) for site in chosen} if recipe.infers_channels else {}
     hulls = recipe.make(model, chosen, channels)
     is_alike = all(starts_alike(hulls[site.name], site) for site in chosen)

@@ -25,51 +25,34 @@ _ATOMS = frozenset({bool, int, float, str, bytes, type(None)})
 _UNCOPIED = (type(threading.Lock()), type(threading.RLock()), types.ModuleType)
 
 
-class Structure:
-    """Snapshot of the class, the attributes and the children of every module of a model, without copies of tensors.
+class Snapshot:
+    """Snapshot of a model: the class of every module, its attributes and children, and all containers in these.
 
-    As a context, it restores the model after an error.
+    As a context, it restores the model after an error. State in other objects, such as NumPy's arrays and generators,
+    is not part of it.
+
+    Args:
+        model: the model.
+        tensors: whether to copy the values of tensors, gradients and random generators, too.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        own = (item for item in model.modules() if not isinstance(item, torch.jit.ScriptModule))
-        self._modules = [(item, type(item), dict(vars(item)), dict(item._modules)) for item in own]
-
-    def restore(self) -> None:
-        """Undo all changes since the snapshot."""
-        for module, cls, attributes, children in self._modules:
-            module.__class__ = cls
-            vars(module).clear()
-            vars(module).update(attributes)
-            module._modules.clear()
-            module._modules.update(children)
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if kind is not None:
-            self.restore()
-
-
-class State:
-    """Snapshot of the state that running a model may change: tensors, gradients, attributes, children, generators.
-
-    State in other objects, such as NumPy's arrays and generators, is not part of it.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, tensors: bool = False) -> None:
         contents = _contents(model)
-        tensors = [item for item in contents if isinstance(item, Tensor)]
-        leaves = [item for item in tensors if item.is_leaf]
+        held = [item for item in contents if isinstance(item, Tensor)] if tensors else []
+        grads = [(item, item.grad) for item in held if item.is_leaf]
+        self._classes = [(item, type(item)) for item in model.modules()]
         self._containers = [(item, copy.copy(item) if item else ()) for item in contents if type(item) in _CONTAINERS]
-        self._tensors = [(item, item.detach().clone()) for item in tensors if not item.is_meta]
-        self._gradients = [(item, item.grad, None if item.grad is None else item.grad.clone()) for item in leaves]
-        self._generators = [(item, item.get_state()) for item in contents if isinstance(item, torch.Generator)]
+        self._tensors = [(item, item.detach().clone()) for item in held if not item.is_meta]
+        self._gradients = [(item, grad, None if grad is None else grad.clone()) for item, grad in grads]
+        generators = [item for item in contents if isinstance(item, torch.Generator)] if tensors else []
+        self._generators = [(item, item.get_state()) for item in generators]
 
     @torch.no_grad()
     def restore(self) -> None:
         """Undo all changes since the snapshot."""
+        for module, cls in self._classes:
+            if type(module) is not cls:
+                module.__class__ = cls
         for container, content in self._containers:
             container.clear()
             if isinstance(container, (list, deque)):
@@ -88,16 +71,24 @@ class State:
         for generator, state in self._generators:
             generator.set_state(state)
 
+    def __enter__(self) -> None:
+        pass
 
-def _contents(model: nn.Module) -> list[Any]:
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is not None:
+            self.restore()
+
+
+def _contents(value: Any) -> list[Any]:
+    """Return what a value, or every module of a model, holds."""
     contents: dict[int, Any] = {}
-    for module in model.modules():
-        _collect(vars(module), contents)
+    for part in map(vars, value.modules()) if isinstance(value, nn.Module) else [value]:
+        _collect(part, contents)
     return list(contents.values())
 
 
 def _collect(value: Any, contents: dict[int, Any]) -> None:
-    """Collect containers, tensors and generators, also from the attributes of plain objects."""
+    """Collect containers, tensors, generators and locks, also from the attributes of plain objects."""
     if type(value) in _ATOMS or id(value) in contents:
         return
     if type(value) in _CONTAINERS or isinstance(value, tuple):
@@ -105,7 +96,7 @@ def _collect(value: Any, contents: dict[int, Any]) -> None:
         parts = tuple.__iter__(value) if isinstance(value, tuple) else value  # a subclass may iterate otherwise
         for item in list(value.values() if isinstance(value, dict) else parts):
             _collect(item, contents)
-    elif isinstance(value, (Tensor, torch.Generator)):
+    elif isinstance(value, (Tensor, torch.Generator, *_UNCOPIED)):
         contents[id(value)] = value
     elif not isinstance(value, _OPAQUE) and type(getattr(value, "__dict__", None)) is dict:
         _collect(vars(value), contents)
@@ -123,7 +114,7 @@ def restored(model: nn.Module) -> Iterator[None]:
             devices[tensor.device.type].add(tensor.device.index)
     numpy = sys.modules.get("numpy")
     with contextlib.ExitStack() as stack:
-        stack.callback(State(model).restore)
+        stack.callback(Snapshot(model, tensors=True).restore)
         stack.callback(torch.set_rng_state, torch.get_rng_state())
         stack.callback(random.setstate, random.getstate())
         if numpy is not None:
@@ -152,7 +143,7 @@ def run(model: nn.Module, inputs: Inputs) -> Any:
     if callable(inputs) and not isinstance(inputs, Tensor):
         function: Callable[[nn.Module], Any] = inputs
         return function(model)
-    inputs_copy = _copy_inputs(inputs)
+    inputs_copy = copied(inputs, "example_inputs")
     if isinstance(inputs_copy, Mapping):
         return model(**inputs_copy)
     try:
@@ -163,35 +154,21 @@ def run(model: nn.Module, inputs: Inputs) -> Any:
         raise
 
 
-def _copy_inputs(inputs: Any) -> Any:
-    """Return a copy of inputs; unlike copy.deepcopy, also of tensors that are not leaves."""
-    contents: dict[int, Any] = {}
-    _collect(inputs, contents)
-    tensors = [item for item in contents.values() if isinstance(item, Tensor)]
-    memo = {id(item): item.detach().clone().requires_grad_(item.requires_grad) for item in tensors}
-    try:
-        return copy.deepcopy(inputs, memo)
-    except Exception as error:
-        raise TypeError(f"example_inputs cannot be copied, give tensors and plain containers: {error}") from error
-
-
-# Copies
-
-
-def copy_model(model: nn.Module) -> nn.Module:
-    """Return a copy of a model.
+def copied(value: Any, what: str) -> Any:
+    """Return a copy of a model or of inputs.
 
     Unlike copy.deepcopy, it shares locks and Python modules, and detaches tensors that are not leaves.
 
     Raises:
-        TypeError: an attribute cannot be copied.
+        TypeError: a part cannot be copied.
     """
-    shared = [thing for module in model.modules() for thing in vars(module).values() if isinstance(thing, _UNCOPIED)]
-    memo: dict[int, Any] = {id(thing): thing for thing in shared}
-    for thing in _contents(model):
-        if isinstance(thing, Tensor) and not thing.is_leaf:
-            memo[id(thing)] = thing.detach().clone()
+    memo: dict[int, Any] = {}
+    for item in _contents(value):
+        if isinstance(item, _UNCOPIED):
+            memo[id(item)] = item
+        elif isinstance(item, Tensor) and not item.is_leaf:
+            memo[id(item)] = item.detach().clone().requires_grad_(item.requires_grad)
     try:
-        return copy.deepcopy(model, memo)
+        return copy.deepcopy(value, memo)
     except Exception as error:
-        raise TypeError(f"the model cannot be copied: {error}") from error
+        raise TypeError(f"{what} cannot be copied: {error}") from error
