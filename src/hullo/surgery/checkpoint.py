@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from hullo.bases import resolve
 from hullo.modules import HULLS, Hull
 from hullo.state_names import read_raw_name
 from hullo.surgery.build import nearby_tensor
@@ -55,21 +53,25 @@ def restore(model: nn.Module, state_dict: Mapping[str, Any], *, example_inputs: 
         >>> model.load_state_dict(saved)
         <All keys matched successfully>
     """
-    present = named_hulls("restore", model)
-    saved = _saved_hulls(state_dict)
-    if not saved:
+    present = {name.removesuffix(".hull"): hull for name, hull in named_hulls("restore", model).items()}
+    hulls = load_hulls(state_dict)
+    if not hulls:
         raise ValueError(
             f"the state_dict has no hulls: none of its {len(state_dict)} names ends like "
             "raw_recentred__identity__relu; give that of a model after replace_activations"
         )
-    modules = dict(model.named_modules())
     with Snapshot(model):
-        sites, names = _find(model, list(saved), list(present), example_inputs)
-        by_name = {site.name: site for site in sites if not site.reason}
-        missing = {names[name]: tensors for name, tensors in saved.items() if names[name] not in present}
-        swap(model, sites, _make_hulls(missing, lambda name: (nearby_tensor(modules, name), by_name[name])))
-        for name, tensors in saved.items():
-            model.get_submodule(names[name]).load_state_dict(tensors)
+        sites, names = _find(model, list(hulls), list(present), example_inputs)
+        by_name, modules = {site.name: site for site in sites if not site.reason}, dict(model.named_modules())
+        missing = {names[name]: hull for name, hull in hulls.items() if names[name] not in present}
+        for name, hull in missing.items():
+            like = nearby_tensor(modules, name)
+            hull.to(like.device, like.dtype)
+            _start_as(hull, by_name[name])
+        swap(model, sites, missing)
+        for name, hull in hulls.items():
+            if names[name] in present:
+                present[names[name]].load_state_dict(hull.state_dict())
     return model
 
 
@@ -90,31 +92,18 @@ def load_hulls(state_dict: Mapping[str, Any], *, trainable: bool = True) -> dict
         >>> hullo.surgery.load_hulls(saved)
         {'': AffineHull(identity=0, relu=1)}
     """
-    saved = {name.removesuffix(".hull"): tensors for name, tensors in _saved_hulls(state_dict).items()}
-    hulls = _make_hulls(saved, lambda name: (torch.empty(()), None))
-    for name, hull in hulls.items():
-        hull.load_state_dict(saved[name])
-        hull.init = hull.coefficients.double().cpu()
-        hull.requires_grad_(trainable)
-    return hulls
-
-
-def _make_hulls(
-    saved: Mapping[str, Mapping[str, Tensor]], look_up: Callable[[str], tuple[Tensor, Site | None]]
-) -> dict[str, Hull]:
-    """Return hulls by name, one for all names with the same tensor.
-
-    Args:
-        saved: the tensors of each hull.
-        look_up: returns a tensor near the site of a name, for device and dtype, and the site.
-    """
     hulls: dict[str, Hull] = {}
     shared: dict[tuple[int, str], Hull] = {}
-    for name, tensors in saved.items():
+    for name, tensors in _saved_hulls(state_dict).items():
         raw_name, raw = next(iter(tensors.items()))
-        key = (raw.data_ptr(), raw_name)
-        hulls[name] = (shared.get(key) if key[0] else None) or _make_hull(tensors, *look_up(name))
-        shared[key] = hulls[name]
+        memory = raw.data_ptr(), raw_name
+        hull = shared.get(memory) if memory[0] else None
+        if hull is None:
+            hull = shared[memory] = _make_hull(tensors)
+            hull.load_state_dict(tensors)
+            hull.init = hull.coefficients.double().cpu()
+            hull.requires_grad_(trainable)
+        hulls[name.removesuffix(".hull")] = hull
     return hulls
 
 
@@ -170,9 +159,8 @@ def _match_names(saved: list[str], aliases: Mapping[str, str]) -> dict[str, str]
     """
     matched: dict[str, str] = {}
     for name in saved:
-        short = name.removesuffix(".hull")  # the hull of a GatedHull, which fuse_gates creates later
-        alike = {site for alias, site in aliases.items() if _key(alias) == _key(short)} - set(matched.values())
-        target = aliases.get(name, aliases.get(short, alike.pop() if len(alike) == 1 else None))
+        alike = {site for alias, site in aliases.items() if _key(alias) == _key(name)} - set(matched.values())
+        target = aliases.get(name, alike.pop() if len(alike) == 1 else None)
         if target is None:
             listed = ", ".join(map(repr, itertools.islice(aliases, 8))) or "none"
             raise ValueError(
@@ -188,8 +176,8 @@ def _key(name: str) -> list[str]:
     return [*filter(str.isdigit, parts), last]
 
 
-def _make_hull(tensors: Mapping[str, Tensor], like: Tensor, site: Site | None) -> Hull:
-    """Return a hull for the tensors of a state_dict, on the device of `like`; it starts as the function of the site."""
+def _make_hull(tensors: Mapping[str, Tensor]) -> Hull:
+    """Return a hull for the tensors of a state_dict."""
     raw_name, raw = next(iter(tensors.items()))
     parametrization, bases, channel_dim = read_raw_name(raw_name)  # type: ignore[misc]  # checked by _saved_hulls
     if parametrization not in _BY_PARAMETRIZATION:
@@ -198,24 +186,23 @@ def _make_hull(tensors: Mapping[str, Tensor], like: Tensor, site: Site | None) -
             f"{raw_name} has an unknown parametrization {parametrization!r}; valid are {valid}. For your own, call "
             "replace_activations with the parametrization first, then load_state_dict"
         )
-    cls, groups = _BY_PARAMETRIZATION[parametrization], raw.shape[0] if raw.dim() == 2 else 1
-    rows = None if site is None else site.known.coefficients(resolve(bases, strict=False))
-    init = None
-    if rows is not None and len(rows) in (1, groups):
-        coefficients = torch.tensor(rows if len(rows) > 1 else rows[0], dtype=torch.float64, device="cpu")
-        init = coefficients if cls.set_class(parametrization).check(coefficients)[0] else None
-    return cls(
+    scales = tensors.get(_SCALES)
+    return _BY_PARAMETRIZATION[parametrization](
         *bases,
-        init=init,
-        groups=groups,
+        groups=raw.shape[0] if raw.dim() == 2 else 1,
         channel_dim=channel_dim,
         parametrization=parametrization,
-        inner_scale=_scale_kind(tensors.get(_SCALES)),
+        inner_scale=None if scales is None else "hull" if scales.shape[-1] == 1 else "base",
         strict=False,
-        device=like.device,
-        dtype=like.dtype if like.is_floating_point() else None,
+        device=raw.device,
+        dtype=raw.dtype,
     )
 
 
-def _scale_kind(scales: Tensor | None) -> str | None:
-    return None if scales is None else "hull" if scales.shape[-1] == 1 else "base"
+def _start_as(hull: Hull, site: Site) -> None:
+    """Let a hull start, if it is reset, as the function of a site if it can, otherwise with 1/N each."""
+    rows = site.known.coefficients(hull.bases) or [[]]
+    try:
+        hull.init = hull._validate(rows if len(rows) > 1 else rows[0])
+    except ValueError:
+        hull.init = hull._validate(None)
