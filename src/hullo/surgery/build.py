@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +20,6 @@ from hullo.surgery.sites import Site
 
 _CHANNELS_FIRST = (nn.modules.batchnorm._NormBase, nn.GroupNorm)
 
-Channels = tuple[int, int]  # the number of groups and the channel dimension
 Share = str | Callable[[Site], Hashable]
 Factory = type[Hull] | Callable[[Site], Hull]
 
@@ -39,62 +37,75 @@ class Recipe:
     share: Share | None = None
     inner_scale: str | None = None
 
+    def check(self) -> None:
+        """Raise an error for arguments that fit no model."""
+        hull, is_class = self.hull, self.hull is None or self._is_class
+        target = hull.func if isinstance(hull, functools.partial) else hull
+        if isinstance(target, nn.Module) or not (is_class or (callable(hull) and _is_own_function(target))):
+            raise TypeError(
+                f"hull={hull!r}: give a class of hulls such as hullo.AffineHull, and its bases, init and groups to "
+                "replace_activations; or a function of a hullo.surgery.Site, as in lambda site: hullo.presets.xielu()"
+            )
+        options = (self.bases, self.init, self.groups, self.parametrization, self.inner_scale)
+        if not is_class and options != (None, None, 1, None, None):
+            raise TypeError(
+                f"hull={hull!r} is a function that makes hulls: give bases, init, groups, parametrization and "
+                "inner_scale to the hulls that it makes, not to replace_activations"
+            )
+        if not (self.share in (None, "model") or callable(self.share)):
+            raise ValueError(f"share={self.share!r}: give 'model', or a function of a site")
+
+    @property
+    def _is_class(self) -> bool:
+        return isinstance(self.hull, type) and issubclass(self.hull, Hull) and hasattr(self.hull, "set_class")
+
     @property
     def infers_channels(self) -> bool:
         """Return whether the number of channels or their dimension is not given."""
         return self.groups == "channels" or (self.groups != 1 and self.channel_dim is None)
 
-    def make(self, model: nn.Module, sites: Iterable[Site], channels: Mapping[str, Channels]) -> dict[str, Hull]:
-        """Return a hull for each site, by its name.
-
-        Args:
-            model: the model of the sites.
-            sites: the sites.
-            channels: the number of groups and the channel dimension, by the name of the site, if they were inferred.
-        """
-        own_hulls = not (self.hull is None or (isinstance(self.hull, type) and issubclass(self.hull, Hull)))
-        options = (self.bases, self.init, self.groups, self.parametrization, self.inner_scale)
-        if own_hulls and options != (None, None, 1, None, None):
-            raise TypeError(
-                f"hull={self.hull!r} is a function that makes hulls: give bases, init, groups, parametrization and "
-                "inner_scale to the hulls that it makes, not to replace_activations"
-            )
+    def make(self, model: nn.Module, sites: Sequence[Site]) -> dict[str, Hull]:
+        """Return a hull for each site, by its name."""
         modules = dict(model.named_modules())
-        sites = list(sites)
         frozen = set() if self.share is None else frozen_sites(model, sites)
         hulls: dict[str, Hull] = {}
         shared: dict[Hashable, Hull] = {}
         for site in sites:
-            key = self._key(site, channels.get(site.name), site.name in frozen)
-            if key is not None and key in shared:
-                hulls[site.name] = shared[key]
-                continue
-            like = nearby_tensor(modules, site.name)
-            if own_hulls:
-                hulls[site.name] = _call_factory(self.hull, site).to(like.device)
-            else:
-                hulls[site.name] = self._make(self.hull, site, channels.get(site.name), like)  # type: ignore[arg-type]
-            if key is not None:
-                shared[key] = hulls[site.name]
-        uses = Counter(map(id, hulls.values()))
-        for site in sites:
-            if uses[id(hulls[site.name])] > 1:
-                _check_hooks(site)
+            channels = self._channels(site)
+            common = self.share(site) if callable(self.share) else self.share
+            key = site.name if common is None else (common, site.known, channels, site.name in frozen)
+            if key not in shared:
+                like = nearby_tensor(modules, site.name)
+                if self.hull is None or self._is_class:
+                    shared[key] = self._make(site, *channels, like)
+                else:
+                    shared[key] = _call_factory(self.hull, site).to(like.device)
+            hulls[site.name] = shared[key]
         return hulls
 
-    def _key(self, site: Site, channels: Channels | None, frozen: bool) -> Hashable:
-        """Return a key that is equal for sites that share a hull; None for a site with its own hull."""
-        if self.share is None:
-            return None
-        if self.share != "model" and not callable(self.share):
-            raise ValueError(f"share={self.share!r}: give 'model', or a function of a site")
-        common = self.share(site) if callable(self.share) else ""
-        return None if common is None else (common, site.known, channels, frozen)
-
-    def _make(self, hull: type[Hull] | None, site: Site, channels: Channels | None, like: Tensor) -> Hull:
-        groups, channel_dim = channels or (self.groups, 1 if self.channel_dim is None else self.channel_dim)
+    def _channels(self, site: Site) -> tuple[int, int]:
+        """Return the number of groups and the channel dimension of a site."""
+        groups, dim = self.groups, self.channel_dim
+        if self.infers_channels:
+            shape = site.calls[-1].shape
+            dims = {channel_dim_of(call) for call in site.calls} if dim is None else {dim}
+            dim = dims.pop() if len(dims) == 1 else None
+            if dim is None:
+                raise ValueError(
+                    f"cannot infer the channel dimension of the input of {site.name}, of shape {shape}; give "
+                    "channel_dim: 1 as in convolutions, -1 in transformers, with where to choose sites"
+                )
+            if not -len(shape) <= dim < len(shape):
+                raise ValueError(
+                    f"channel_dim={dim}: the input of {site.name} has shape {shape}, without that dimension"
+                )
+            groups = shape[dim] if groups == "channels" else groups
         if not isinstance(groups, int):
             raise ValueError(f"groups={groups!r}: give a number, or 'channels' for one activation per channel")
+        return groups, 1 if dim is None else dim
+
+    def _make(self, site: Site, groups: int, channel_dim: int, like: Tensor) -> Hull:
+        hull: Any = self.hull
         bases = default_bases(site.known) if self.bases is None else resolve(self.bases, strict=False)
         init = self.init
         if init is None:
@@ -115,8 +126,7 @@ class Recipe:
             init = rows if len(rows) > 1 else rows[0]
             is_affine = all(math.isclose(sum(row), 1, abs_tol=1e-6) for row in rows)
             hull = hull or (AffineHull if is_affine else LinearHull)
-        dtype = like.dtype if like.is_floating_point() else None
-        return (hull or AffineHull)(
+        made: Hull = (hull or AffineHull)(
             *bases,
             init=init,
             groups=groups,
@@ -125,8 +135,14 @@ class Recipe:
             inner_scale=self.inner_scale,
             strict=False,
             device=like.device,
-            dtype=dtype,
+            dtype=like.dtype,
         )
+        return made
+
+
+def _is_own_function(target: Any) -> bool:
+    """Return whether a callable may take a site: no class, and not one of this package."""
+    return not isinstance(target, type) and not target.__module__.startswith("hullo.")
 
 
 def channel_dim_of(call: Call) -> int | None:
@@ -162,32 +178,11 @@ def starts_alike(hull: Hull, site: Site) -> bool:
     return torch.allclose(torch.tensor(rows), torch.tensor(expected).expand(len(rows), -1), rtol=0, atol=1e-6)
 
 
-def check_factory(hull: Any) -> None:
-    """Raise an error unless the argument `hull` is a class of hulls, or may be a function of a site."""
-    if hull is None or (isinstance(hull, type) and issubclass(hull, Hull) and hasattr(hull, "set_class")):
-        return
-    target = hull.func if isinstance(hull, functools.partial) else hull
-    if isinstance(target, (type, nn.Module)) or not callable(hull) or target.__module__.startswith("hullo."):
-        raise TypeError(
-            f"hull={hull!r}: give a class of hulls such as hullo.AffineHull, and its bases, init and groups to "
-            "replace_activations; or a function of a hullo.surgery.Site, as in lambda site: hullo.presets.xielu()"
-        )
-
-
 def _call_factory(factory: Any, site: Site) -> Hull:
     hull = factory(site)
     if not isinstance(hull, Hull):
         raise TypeError(f"hull returned {hull!r} for {site.name}; it must return a hull such as AffineHull(...)")
     return hull
-
-
-def _check_hooks(site: Site) -> None:
-    """Raise an error if a site that shares a hull has hooks."""
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    if site.module is not None and any(getattr(site.module, name) for name in hooks):
-        raise ValueError(
-            f"{site.name} has hooks, and a shared hull would call them at all its sites; exclude it with where"
-        )
 
 
 def nearby_tensor(modules: Mapping[str, nn.Module], name: str) -> Tensor:

@@ -121,7 +121,7 @@ def learn_iterations(model: nn.Module, sites: Sequence[Site], comparison: Compar
     before = Snapshot(model)
     try:
         if by_loop:
-            swap(model, sites, Recipe().make(model, [site for own in by_loop.values() for site in own], {}))
+            swap(model, sites, Recipe().make(model, [site for own in by_loop.values() for site in own]))
         for number, own in by_loop.items():
             keys = {id(call): site.slots[0].key for site in own for call in site.calls}
             expected = [keys[id(call)] for call in comparison.calls if id(call) in keys]

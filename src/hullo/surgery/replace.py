@@ -14,7 +14,7 @@ from hullo.bases import Base, get_base, list_bases
 from hullo.modules import Hull, Init
 from hullo.parametrizations import Parametrization
 from hullo.recognition.known import AMBIGUOUS, LEARNED, Reading
-from hullo.surgery.build import Channels, Factory, Recipe, Share, channel_dim_of, check_factory, starts_alike
+from hullo.surgery.build import Factory, Recipe, Share, starts_alike
 from hullo.surgery.edit import swap
 from hullo.surgery.find import called_twice, count_mentions, default_inputs, module_sites, observed_sites
 from hullo.surgery.prove import Comparison
@@ -113,8 +113,8 @@ def replace_activations(
     while inside := _INSIDE.get(type(model).__name__):
         model = getattr(model, inside)
     _check_model(model)
-    check_factory(hull)
     recipe = Recipe(hull, bases, init, groups, channel_dim, parametrization, share, inner_scale)
+    recipe.check()
     choice = Choice(where, functions, hulls)
     given = example_inputs is not None
     example_inputs = default_inputs(model) if example_inputs is None else example_inputs
@@ -140,7 +140,7 @@ def _swap_modules(model: nn.Module, choice: Choice, recipe: Recipe) -> None:
             "its own",
             stacklevel=3,
         )
-    swap(model, sites, recipe.make(model, chosen, {}))
+    swap(model, sites, recipe.make(model, chosen))
     keep(model, sites, shared)
 
 
@@ -229,10 +229,9 @@ def _swap_and_prove(
     If the hulls start as other functions, the swap is proven with default hulls first.
     """
     before = Snapshot(model)
-    channels = {site.name: _find_channels(site, recipe) for site in chosen} if recipe.infers_channels else {}
-    hulls = recipe.make(model, chosen, channels)
+    hulls = recipe.make(model, chosen)
     is_alike = all(starts_alike(hulls[site.name], site) for site in chosen)
-    swap(model, sites, hulls if is_alike else Recipe().make(model, chosen, {}))
+    swap(model, sites, hulls if is_alike else Recipe().make(model, chosen))
     if compare:
         comparison.check(model, chosen)
     if not is_alike:
@@ -241,22 +240,6 @@ def _swap_and_prove(
         for mode in comparison.expected if compare else ():
             comparison.run_changed(model, mode)
     return hulls
-
-
-def _find_channels(site: Site, recipe: Recipe) -> Channels:
-    """Return the number of groups and the channel dimension of a site."""
-    shape, dim = site.calls[-1].shape, recipe.channel_dim
-    if dim is None:
-        dims = {channel_dim_of(call) for call in site.calls}
-        (dim,) = dims if len(dims) == 1 else (None,)
-        if dim is None:
-            raise ValueError(
-                f"cannot infer the channel dimension of the input of {site.name}, of shape {shape}; give "
-                "channel_dim: 1 as in convolutions, -1 in transformers, with where to choose sites"
-            )
-    if not -len(shape) <= dim < len(shape):
-        raise ValueError(f"channel_dim={dim}: the input of {site.name} has shape {shape}, without that dimension")
-    return shape[dim] if recipe.groups == "channels" else recipe.groups, dim  # type: ignore[return-value]
 
 
 def _check_model(model: nn.Module) -> None:
