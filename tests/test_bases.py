@@ -289,7 +289,7 @@ class TestAdditions:
 
     @pytest.mark.parametrize("name", ["two words", "", "2nd", "f(x)", None, 7])
     def test_invalid_name_is_rejected(self, name: object) -> None:
-        with pytest.raises(ValueError, match=r"invalid name .* Python identifier") as refusal:
+        with pytest.raises(ValueError, match="invalid name") as refusal:
             hullo.add_base(name, torch.tanh)  # type: ignore[arg-type]
         assert repr(name) in str(refusal.value)
 
@@ -303,8 +303,8 @@ class TestAdditions:
         assert hullo.get_base("relu") is relu
 
 
-@pytest.mark.parametrize("name", ["my__act", "act_", "_act", "leaky_relu_0p2", "elu_1em05"])
-def test_names_that_a_state_dict_cannot_tell_apart_are_refused(name: str) -> None:
+@pytest.mark.parametrize("name", ["my__act", "act_", "_act"])
+def test_names_that_a_state_dict_cannot_separate_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=name):
         hullo.add_base(name, "x * exp(-square(x))")
     assert name not in hullo.list_bases()

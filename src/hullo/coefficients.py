@@ -163,7 +163,7 @@ class ReadOnly(Tensor):
         name = getattr(func, "__name__", "")
         if name.startswith("__i") and hasattr(Tensor, f"__{name[3:]}"):
             func = getattr(Tensor, f"__{name[3:]}")  # c *= 2 makes a new tensor: c = c * 2
-        elif name == "__setitem__" or (name.endswith("_") and not name.startswith("_") and name not in _ALLOWED):
+        elif name == "__setitem__" or (name.endswith("_") and not name.startswith("_")):
             raise TypeError(
                 "coefficients are computed from the raw parameters of a hull and cannot be changed in place; assign "
                 "all of them, as in hull.coefficients = [0.5, 0.5], or change a copy, hull.coefficients.clone()"
@@ -176,9 +176,6 @@ class ReadOnly(Tensor):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return repr(self.as_subclass(Tensor))
-
-
-_ALLOWED = {"requires_grad_", "detach_", "retain_grad_", "rename_", "share_memory_"}
 
 
 def read_only(tensor: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hullo._compat import real_tensors
 from hullo.bases import Base, real_line, resolve
@@ -108,7 +108,8 @@ def _for_each_row(
             raise ValueError("the coefficients of the hull have no values, on the meta device; load a state first")
         resolved, rows = subject.bases, subject.coefficients.detach().double().cpu()
     elif bases is None:
-        raise TypeError(_why_not_a_hull(subject))
+        hint = "" if isinstance(subject, (Tensor, Sequence)) else "; hullo.summary(model).hulls has those of a model"
+        raise TypeError(f"got a {type(subject).__name__}: give a hull, or coefficients and their bases{hint}")
     else:
         resolved, rows = resolve(bases, strict=False), torch.as_tensor(subject, dtype=torch.float64, device="cpu")
     if rows.dim() not in (1, 2) or rows.shape[-1] != len(resolved) or not bool(rows.isfinite().all()):
@@ -119,20 +120,6 @@ def _for_each_row(
     if rows.dim() == 1:
         return question(rows.tolist(), resolved)
     return [question(row.tolist(), resolved) for row in rows]
-
-
-def _why_not_a_hull(subject: object) -> str:
-    """Return why something is neither a hull nor, without bases, enough."""
-    if isinstance(subject, (Tensor, Sequence)):
-        return "coefficients need their bases: give both, or a hull"
-    hint = ""
-    if isinstance(getattr(subject, "hull", None), Hull):
-        hint = "; give its hull, the attribute hull"
-    elif hasattr(subject, "to_torch"):
-        hint = "; give its to_torch()"
-    elif isinstance(subject, nn.Module):
-        hint = "; give one of its hulls, as in hullo.summary(model).hulls"
-    return f"got a {type(subject).__name__}, not a hull or coefficients and bases{hint}"
 
 
 def _slope_bounds(coefficients: list[float], resolved: tuple[Base, ...]) -> tuple[float, float] | None:

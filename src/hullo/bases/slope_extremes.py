@@ -31,8 +31,9 @@ _NEAR, _STEP = 16.0, 1 / 64  # cells of equal width near the origin ...
 _FAR, _PER_DOUBLING = 128, 8  # ... and, further out, of equal ratio, up to 2^128
 _PARTS = 8  # of a cell that is subdivided
 _MAX_CELLS = 2_000_000
-_CLOSE = 1e-6  # parts of a period: a turn so close to the end of a cell makes no difference
-_WHOLE_PERIODS = 2.0**28  # as many periods from the origin, a turn is exact to a small part of one
+_PERIODS = (
+    1024  # of a wave on either side of the origin, at whose turns cells end; others may contain any of its slopes
+)
 _OUTSIDE = 2.0**100  # where bases that grow without bound are compared
 
 
@@ -50,26 +51,13 @@ class _Cells:
         infinity = torch.full_like(self.low, math.inf)
         return torch.nextafter(self.low, infinity), torch.nextafter(self.high, -infinity)
 
-    def first_turns(self, wave: Base) -> tuple[Tensor, Tensor]:
-        """Return the first point in each cell at which the slope of a wave turns, and the number of such points.
-
-        The number is infinite far from the origin, where multiples of the period are not exact.
-        """
-        (start,), period = wave.turns, wave.period
-        before, until = ((end - start) / period for end in (self.low, self.high))
-        number = (before + _CLOSE).floor()
-        count = (until - _CLOSE).floor() - number
-        is_exact = torch.maximum(before.abs(), until.abs()) < _WHOLE_PERIODS
-        return start + (number + 1) * period, count.where(is_exact, math.inf)
-
     def points(self, wave: Base | None) -> Tensor:
-        """Return points inside each cell: near the ends, the middle, and extremes of a wave."""
+        """Return points inside each cell: near the ends, and the middle; of a wave also two turns near the middle."""
         first, last = self.ends()
         found = [first, self.middle, last]
         if wave is not None:
-            turn, count = self.first_turns(wave)
-            turns = (turn + n * wave.period for n in range(4))
-            found += [torch.where(count < math.inf, at.clamp(first, last), self.middle) for at in turns]
+            turn = wave.turns[0] + ((self.middle - wave.turns[0]) / wave.period).round() * wave.period
+            found += [turn, turn + wave.period]
         return torch.stack(found)
 
     def cut(self, chosen: Tensor) -> _Cells:
@@ -104,7 +92,7 @@ def extremes(coefficients: Sequence[float], bases: Sequence[Base]) -> tuple[floa
     if len(waves) > 1:  # their sum comes close to extremes that it may never reach
         return None
     wave = next(iter(waves), None)
-    edges = tuple(sorted({edge for item in resolved for edge in (*item.kinks, *(() if item.period else item.turns))}))
+    edges = tuple(sorted({edge for item in resolved for edge in (*item.kinks, *_turns(item))}))
     cells, enclosures, num_cells = _first_cells(edges), [_first_enclosure(item, edges, wave) for item in resolved], 0
     least = [min([math.inf, *(sign * side for side in sides)]) for sign in (1, -1)]  # of the slope, and of its negative
     while True:
@@ -165,15 +153,20 @@ def _lower_bounds(weights: Tensor, enclosures: list[_Enclosure]) -> Tensor:
 
 
 def _enclose(item: Base, cells: _Cells, wave: Base | None) -> _Enclosure:
-    """Return the bounds of a slope on cells without turns inside, and of a wave also on others."""
+    """Return the bounds of a slope on cells without turns inside; of a wave also on those far from the origin."""
     slopes = [item.derivative(end) for end in cells.ends()]
     low, high = torch.minimum(*slopes), torch.maximum(*slopes)
     if item.period:
-        turn, count = cells.first_turns(item)
-        at_turn = item.derivative(turn)
-        low = torch.where(count > 0, torch.minimum(low, at_turn), low).where(count < 2, item.slope_bounds[0])
-        high = torch.where(count > 0, torch.maximum(high, at_turn), high).where(count < 2, item.slope_bounds[1])
+        is_near = cells.middle.abs() < (_PERIODS - 1) * item.period
+        low, high = low.where(is_near, item.slope_bounds[0]), high.where(is_near, item.slope_bounds[1])
     return _Enclosure(low, high, item.derivative(cells.points(wave)))
+
+
+def _turns(item: Base) -> tuple[float, ...]:
+    """Return the turns of a slope; of a wave, those near the origin."""
+    if not item.period:
+        return item.turns
+    return tuple(item.turns[0] + n * item.period for n in range(-_PERIODS, _PERIODS + 1))
 
 
 @functools.lru_cache(maxsize=64)

@@ -50,16 +50,15 @@ SINGLE = Tolerance(2.0**-20, 2.0**-18)
 
 @functools.cache
 @real_tensors()
-def points(dtype: torch.dtype) -> Tensor:
-    """Return numbers from the range of a type, dense near the origin, in random order."""
+def points() -> Tensor:
+    """Return numbers in float64 that float32 can hold, too, dense near the origin, in random order."""
     generator = torch.Generator().manual_seed(20180130)
     near = 24 * torch.rand(700, dtype=torch.float64, generator=generator) - 12
     far = 128 * torch.rand(200, dtype=torch.float64, generator=generator) - 64
     magnitudes = (240 * torch.rand(200, dtype=torch.float64, generator=generator) - 120).exp2()
     whole = torch.arange(-24.0, 25.0, dtype=torch.float64)
     x = torch.cat([near, far, magnitudes, -magnitudes, whole, whole + 1e-3, whole - 1e-3])
-    x = x[torch.randperm(len(x), generator=generator)]
-    return x if dtype == torch.float64 else x[(x.abs() < 1e37) & (x.abs() > 1e-37)].to(dtype)
+    return x[torch.randperm(len(x), generator=generator)]
 
 
 def read_module(module: nn.Module) -> Reading | None:
@@ -118,7 +117,6 @@ def read_function(function: Function, *, has_gradient: bool = True) -> Reading |
 
     Without `has_gradient`, as for a function of another framework, its values alone are compared.
     """
-    values(tuple(item for item in all_bases() if item.name != "identity"))  # warns of a base that fails
     with _quiet():
         try:
             with torch.no_grad():
@@ -128,28 +126,26 @@ def read_function(function: Function, *, has_gradient: bool = True) -> Reading |
 
 
 def _read(function: Function, has_gradient: bool) -> Reading | None:
-    x = points(torch.float64)
+    x = points()
     result = function(x.clone())
     if not isinstance(result, Tensor) or result.shape != x.shape or not result.is_floating_point():
         return None
     y = result.double().clone()
-    single = torch.equal(y.nan_to_num(), y.float().double().nan_to_num())
-    tolerance = SINGLE if single else DOUBLE
+    tolerance = SINGLE if torch.equal(y.nan_to_num(), y.float().double().nan_to_num()) else DOUBLE
     if not _is_elementwise(function, y) or _is_linear(function):
         return None
     if not torch.equal(function(x.clone()).double().nan_to_num(0.5), y.nan_to_num(0.5)):
         return Reading(None, "it is not deterministic")
-    inside = (x.abs() < 1e37) & (x.abs() > 1e-37) if single else torch.ones_like(x, dtype=torch.bool)
-    known = _match(function, x[inside], y[inside], tolerance, single)
+    known = _match(function, y, tolerance)
     if known is None:
         return Reading(None, NOT_IN_CATALOGUE)
-    has_slope = not has_gradient or _has_slope(function, known, single)
+    has_slope = not has_gradient or _has_slope(function, known, tolerance)
     return Reading(known) if has_slope else Reading(None, f"its gradient is not that of {known.name}")
 
 
 def _is_elementwise(function: Function, y: Tensor) -> bool:
     """Return whether values do not depend on the shape, the order and the other entries of the input."""
-    x = points(torch.float64)
+    x = points()
     for shape in ((8, 12), (2, 3, 4, 4)):
         expected = y[: math.prod(shape)]
         actual = function(x[: math.prod(shape)].flip(0).reshape(shape).clone())
@@ -161,7 +157,7 @@ def _is_elementwise(function: Function, y: Tensor) -> bool:
 
 
 def _is_linear(function: Function) -> bool:
-    x = points(torch.float32).double()
+    x = points()
     low, middle, high = function(torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64)).double()
     return bool(SINGLE.matches(function(x.clone()).double(), middle + (high - low) / 2 * x, x))
 
@@ -169,42 +165,28 @@ def _is_linear(function: Function) -> bool:
 @functools.lru_cache(maxsize=8)
 @real_tensors()
 def values(bases: tuple[Base, ...]) -> Tensor:
-    """Return the values of bases at the test points, one row per base; NaN for one that fails."""
-    x = points(torch.float64)
-    rows = []
-    for item in bases:
-        try:
-            rows.append(item.function(x))
-        except Exception as error:  # a Python function of a user
-            reason = f"raised {type(error).__name__}: {error}; no activation is found to be it"
-            warnings.warn(f"base function {item.name!r} {reason}", stacklevel=4)
-            rows.append(torch.full_like(x, torch.nan))
-    return torch.stack(rows)
+    """Return the values of bases at the test points, one row per base."""
+    return torch.stack([item.function(points()) for item in bases])
 
 
-def _match(function: Function, x: Tensor, y: Tensor, tolerance: Tolerance, single: bool) -> Known | None:
+def _match(function: Function, y: Tensor, tolerance: Tolerance) -> Known | None:
     """Return the base with these values, also times a constant; None if there is none."""
-    bases = tuple(item for item in all_bases() if item.name not in ("identity", "constant"))
-    members = candidate_members(lambda sample: function(sample).double(), decimals=6 if single else None)
-    candidates = [(item, item.function(x)) for item in members]
-    everywhere = points(torch.float64)
-    chosen = torch.isin(everywhere, x) if len(x) < len(everywhere) else slice(None)
-    candidates = [*zip(bases, values(bases)[:, chosen], strict=True), *candidates]
-    for item, row in candidates:
-        if bool(tolerance.matches(y, row, x)) and not bool(row.isnan().all()):
-            return Known.of(item.name)
+    x, bases = points(), tuple(item for item in all_bases() if item.name not in ("identity", "constant"))
+    members = candidate_members(lambda at: function(at).double(), decimals=6 if tolerance is SINGLE else None)
+    candidates = [*zip(bases, values(bases), strict=True), *((item, item.function(x)) for item in members)]
     peak = int(torch.where(x.abs() < 12, y.abs().nan_to_num(0, 0, 0), 0).argmax())
-    for item, row in candidates:
-        scale = float(y[peak] / row[peak])
-        if math.isfinite(scale) and scale != 0 and bool(tolerance.matches(y, scale * row, x)):
-            return Known.of(item.name, float(f"{scale:.12g}"))
+    for is_scaled in (False, True):
+        for item, row in candidates:
+            scale = float(f"{y[peak] / row[peak]:.12g}") if is_scaled else 1.0
+            if math.isfinite(scale) and scale != 0 and bool(tolerance.matches(y, scale * row, x)):
+                return Known.of(item.name, scale)
     return None
 
 
 @torch.enable_grad()
-def _has_slope(function: Function, known: Known, single: bool) -> bool:
+def _has_slope(function: Function, known: Known, tolerance: Tolerance) -> bool:
     item, scale = known.bases[0], known.rows[0][0]
-    x = points(torch.float64)
+    x = points()
     x = x[(x.abs() < 1e6) & (x.abs() > 1e-6)]
     kinks = torch.tensor([0.0, *item.kinks], dtype=torch.float64)
     x = x[((x[:, None] - kinks).abs() > 1e-5).all(1)].requires_grad_()
@@ -214,7 +196,7 @@ def _has_slope(function: Function, known: Known, single: bool) -> bool:
     upstream = 0.5 + torch.rand(len(x), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     (gradient,) = torch.autograd.grad(y, x, upstream)
     actual, expected = gradient / upstream, scale * item.derivative(x.detach())
-    relative, absolute = (2.0**-14, 2.0**-14) if single else (2.0**-20, 2.0**-22)
+    relative, absolute = (2.0**-14, 2.0**-14) if tolerance is SINGLE else (2.0**-20, 2.0**-22)
     close = (actual - expected).abs() <= relative * expected.abs() + absolute
     return bool((close | (actual.isnan() & (x.abs() > 80))).all())  # 0 times infinity in the other branch of where
 
