@@ -119,11 +119,6 @@ def _is_wanted(source: Any) -> bool:
         return True
 
 
-def is_strided(tensor: Any) -> bool:
-    """Return whether this is an ordinary tensor with strides: neither a subclass nor sparse nor nested."""
-    return type(tensor) in ORDINARY and tensor.layout is torch.strided and not tensor.is_nested
-
-
 def is_intercepted(*tensors: Tensor) -> bool:
     """Return whether a mode or subclass intercepts operations on these tensors, as a tracer does.
 

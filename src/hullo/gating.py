@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from hullo._compat import (
     is_batched,
     is_plain,
-    is_strided,
     keeps_graph,
     real_tensors,
     storage_uses,
@@ -66,8 +65,8 @@ def _is_alone(hull: Hull) -> bool:
 
 
 def _are_alike(gate: Tensor, up: Tensor) -> bool:
-    """Return whether both are dense tensors of one shape, type and device."""
-    are_strided = is_strided(gate) and is_strided(up)
+    """Return whether both are dense tensors of one shape, type and device; a nested gate is refused later."""
+    are_strided = gate.layout is torch.strided and up.layout is torch.strided
     return are_strided and gate.shape == up.shape and gate.dtype == up.dtype and gate.device == up.device
 
 

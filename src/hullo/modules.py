@@ -86,8 +86,6 @@ class Hull(nn.Module):
             raise ValueError(
                 f"groups={groups!r}: give 1 for one activation per layer, or the number of groups of channels"
             )
-        if not isinstance(channel_dim, int) or isinstance(channel_dim, bool):
-            raise ValueError(f"channel_dim={channel_dim!r}: give the index of the dimension that holds the channels")
         dtype = torch.get_default_dtype() if dtype is None else dtype
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
             raise TypeError(f"dtype={dtype!r}: coefficients need a floating-point torch.dtype such as torch.float32")

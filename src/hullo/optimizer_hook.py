@@ -16,7 +16,7 @@ import functools
 import weakref
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,24 +25,14 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from hullo._compat import copy_each, gather, is_sharded, shard_like
 from hullo.parametrizations import Parametrization
 
-if TYPE_CHECKING:
-    from hullo.modules import Hull
+_watched: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-class Table(Protocol):
-    """Raw parameters of many hulls in one tensor, whose rows may have different parametrizations."""
+def watch(owner: Any) -> None:
+    """Restrict the gradients of raw parameters before every optimizer step, as long as their owner exists.
 
-    raw: Tensor
-
-    def feasible_gradient(self, gradient: Tensor) -> Tensor:
-        """Restrict a gradient of `raw` to directions in which coefficients can move."""
-
-
-_watched: weakref.WeakSet[Any] = weakref.WeakSet()  # of hulls and tables
-
-
-def watch(owner: Hull | Table) -> None:
-    """Restrict the gradients of raw parameters before every optimizer step, as long as their owner exists."""
+    The owner is a hull, or holds the raw parameters of many as `raw`, with a method `feasible_gradient`.
+    """
     _watched.add(owner)
     _register()
 
@@ -95,8 +85,8 @@ def _restrict_gradients(optimizer: Optimizer) -> None:
         copy_each(gradients, torch.split(feasible, [len(gradient) for gradient in gradients]))
 
 
-def _owners() -> Iterator[tuple[int, Parametrization | Table]]:
-    """Yield the ids of raw parameters to restrict, and the parametrization of their hull, or their table."""
+def _owners() -> Iterator[tuple[int, Any]]:
+    """Yield the ids of raw parameters to restrict, and the parametrization of their hull, or what holds many."""
     for owner in _watched:
         if hasattr(owner, "feasible_gradient"):
             yield id(owner.raw), owner

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import math
-import operator
 from collections.abc import Callable, Mapping
 from types import EllipsisType
 from typing import Any
@@ -54,13 +53,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 """The functions that a formula may call, in PyTorch. `step(x)` is 1 for x > 0 and 0 elsewhere. `normal_pdf(x)` is the
 density of the standard normal distribution, `normal_tail(x)` the probability beyond |x|."""
 
-_COMPUTE: dict[type[ast.operator], Callable[[float, float], float]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-}
-_OPERATORS = tuple(_COMPUTE)
+_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div)
 
 # The derivative of each function with respect to its first argument, as a formula in that argument, x.
 _SLOPES = {
@@ -149,14 +142,12 @@ class _Evaluate(ast.NodeTransformer):
     """Replace functions of numbers, such as the square root of a parameter, by their values."""
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
-        self.generic_visit(node)
-        if _has_x(node) or not isinstance(node.func, ast.Name):
+        if _has_x(node):
+            self.generic_visit(node)
             return node
         text = ast.unparse(node)
         try:
-            arguments = [_number(argument) for argument in node.args]
-            first = torch.tensor(arguments[0], dtype=torch.float64, device="cpu")
-            value = float(FUNCTIONS[node.func.id](first, *arguments[1:]))
+            value = float(eval(text, dict(_ON_NUMBERS)))  # noqa: S307  (`_check` has let the text through)
         except ZeroDivisionError:
             value = math.nan
         if not math.isfinite(value):
@@ -164,16 +155,11 @@ class _Evaluate(ast.NodeTransformer):
         return ast.Constant(value)
 
 
-def _number(node: ast.expr) -> float:
-    """Return the value of an expression of numbers."""
-    match node:
-        case ast.UnaryOp(operand=operand):
-            return -_number(operand)
-        case ast.BinOp(left=left, op=op, right=right):
-            return _COMPUTE[type(op)](_number(left), _number(right))
-        case ast.Constant(value=int() | float() as value):
-            return float(value)
-    raise ValueError(f"{ast.unparse(node)} is not a number")
+def _on_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x, *bounds: function(torch.as_tensor(x, dtype=torch.float64, device="cpu"), *bounds)
+
+
+_ON_NUMBERS = {name: _on_numbers(function) for name, function in FUNCTIONS.items()}
 
 
 def _check(node: ast.expr, names: set[str], text: str) -> None:

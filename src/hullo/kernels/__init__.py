@@ -24,9 +24,7 @@ from torch import Tensor
 from hullo.kernels import cpu, reference
 from hullo.kernels.spec import CombineSpec
 
-__all__ = ["BACKENDS", "FUSED_DTYPES", "HAS_TRITON", "CombineSpec", "Kernel", "choose", "load", "reference"]
-
-FUSED_DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16))
+__all__ = ["BACKENDS", "HAS_TRITON", "CombineSpec", "choose", "load", "reference"]
 
 BACKENDS = ("reference", "cpu", "triton")
 
@@ -77,7 +75,7 @@ def _why_not_triton(x: Tensor, spec: CombineSpec) -> str:
         return "Triton is not installed"
     if not x.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
         return f"it supports CUDA tensors, and x is on {x.device}"
-    if x.dtype not in FUSED_DTYPES:
+    if x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"it supports float32, float16 and bfloat16, and x has dtype {x.dtype}"
     if spec.has_formulas:
         return ""

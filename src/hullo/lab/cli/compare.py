@@ -46,7 +46,8 @@ def compare(
     lr: Annotated[
         list[float] | None,
         typer.Option(
-            help="A learning rate of the grid; may be given several times.", show_default="0.001, 0.003, 0.01; with sgd 0.01, 0.03, 0.1"
+            help="A learning rate of the grid; may be given several times.",
+            show_default="0.001, 0.003, 0.01; with sgd 0.01, 0.03, 0.1",
         ),
     ] = None,
     epochs: Annotated[
