@@ -54,49 +54,41 @@ def parameter_groups(
         raise TypeError("parameter_groups needs lr, the learning rate, or groups that have one")
     coefficients = coefficient_parameters(model)
     own = {id(parameter) for parameter in coefficients}
+    common = {} if lr is None else {"lr": lr}
     if groups is None:
-        others = [parameter for parameter in model.parameters() if id(parameter) not in own]
+        split: dict[bool, list[nn.Parameter]] = {False: [], True: []}
+        for parameter in (parameter for parameter in model.parameters() if id(parameter) not in own):
+            split[bool(weight_decay) and parameter.dim() - dims_of_members <= 1].append(parameter)
         decay = {} if weight_decay is None else {"weight_decay": weight_decay}
-        given: list[Group] = [
-            {"params": [p for p in others if p.dim() - dims_of_members > 1 or not weight_decay], "lr": lr, **decay},
-            {
-                "params": [p for p in others if p.dim() - dims_of_members <= 1 and weight_decay],
-                "lr": lr,
-                "weight_decay": 0.0,
-            },
-        ]
-        moved: list[Group] = [{"params": coefficients, "lr": lr}]
+        given = [{"params": split[False], **common, **decay}, {"params": split[True], **common, "weight_decay": 0.0}]
+        moved = [{"params": coefficients, **common}]
     else:
-        given = [({} if lr is None else {"lr": lr}) | group for group in _as_groups(groups)]
+        given = [common | group for group in _as_groups(groups)]
         moved = [_only(group, lambda p: id(p) in own) for group in given]
+        given = [_only(group, lambda p: id(p) not in own) for group in given]
         if any(p.requires_grad for p in coefficients) and not any(group["params"] for group in moved):
             warnings.warn(
                 "the given parameters have no coefficients, which an optimizer of them does not train; give "
                 "model.parameters(), listed after replace_activations, or add hullo.coefficient_parameters(model)",
                 stacklevel=2,
             )
-    made = [_only(group, lambda p: id(p) not in own) for group in given]
     for group in (group for group in moved if group["params"]):
         if "lr" in group:
             group["lr"] = group["lr"] * coefficient_lr_scale  # a tensor stays as it is
         elif coefficient_lr_scale != 1:
             raise TypeError(f"coefficient_lr_scale={coefficient_lr_scale}: give lr too, or groups that have one")
-        made.append(group | {"weight_decay": 0.0})
-    return [group for group in made if group["params"]]
+        group["weight_decay"] = 0.0
+    return [group for group in (*given, *moved) if group["params"]]
 
 
 def _is_population(model: nn.Module) -> bool:
     return hasattr(type(model), "coefficient_parameters")
 
 
-def _parameter(item: Any) -> nn.Parameter:
-    """Return the parameter of an item of a group, which may have a name."""
-    parameter: nn.Parameter = item[1] if isinstance(item, tuple) else item
-    return parameter
-
-
 def _only(group: Group, keep: Callable[[nn.Parameter], bool]) -> Group:
-    return {**group, "params": [item for item in group["params"] if keep(_parameter(item))]}
+    """Return a group of the parameters to keep, each of which may have a name."""
+    parameters = [item for item in group["params"] if keep(item[1] if isinstance(item, tuple) else item)]
+    return {**group, "params": parameters}
 
 
 def _as_groups(given: Iterable[Any]) -> list[Group]:
@@ -121,10 +113,8 @@ def coefficient_parameters(model: nn.Module) -> list[nn.Parameter]:
     if _is_population(model):
         parameters: list[nn.Parameter] = model.coefficient_parameters()  # type: ignore[operator]
         return parameters
-    found: dict[nn.Parameter, None] = {}
-    for hull in named_hulls("coefficient_parameters", model).values():
-        found |= dict.fromkeys(p for p in (hull.raw, hull.inner_scale) if p is not None)
-    return list(found)
+    hulls = named_hulls("coefficient_parameters", model).values()
+    return list(dict.fromkeys(parameter for hull in hulls for parameter in hull.parameters()))
 
 
 def coefficient_dict(model: nn.Module) -> dict[str, float]:
