@@ -54,7 +54,7 @@ def parameter_groups(
         raise TypeError("parameter_groups needs lr, the learning rate, or groups that have one")
     coefficients = coefficient_parameters(model)
     own = {id(parameter) for parameter in coefficients}
-    common = {} if lr is None else {"lr": lr}
+    common: Group = {} if lr is None else {"lr": lr}
     if groups is None:
         split: dict[bool, list[nn.Parameter]] = {False: [], True: []}
         for parameter in (parameter for parameter in model.parameters() if id(parameter) not in own):

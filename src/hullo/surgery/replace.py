@@ -45,16 +45,13 @@ def replace_activations(
     example_inputs: Inputs | None = None,
     compare: bool = True,
 ) -> nn.Module:
-    r"""Turn the activations of a model into hulls that start as the functions they replace.
+    """Turn the activations of a model into hulls that start as the functions they replace.
 
     The model runs once in training and once in evaluation mode on `example_inputs`, and every activation that it calls
     is observed: modules, and functions such as ``F.relu(x)`` or ``x.tanh()``. A module becomes a hull; an expression
-    that calls a function, or a module that other expressions call, too, is rewritten to call a hull. Modules of your
-    own are recognized by what they compute.
-
-    Every expression gets its own hull, and so does every submodule with weights in a loop over several, as in
-    ``for layer in self.layers: x = F.relu(layer(x))``. Expressions that answer each other in training and evaluation
-    mode share a hull. What cannot be replaced is not changed, and :func:`hullo.summary` lists it with the reason.
+    that calls a function is rewritten to call a hull. Every expression gets its own hull, and so does every submodule
+    with weights in a loop over several. What cannot be replaced is not changed, and :func:`hullo.summary` lists it with
+    the reason.
 
     Then the swap is proven: outputs, gradients of weights and buffers are as before, in both modes and with the same
     random numbers; and hulls run where activations did, also without gradients. After an error, the model is unchanged.
@@ -62,10 +59,6 @@ def replace_activations(
 
     Without `example_inputs`, models of transformers and timm use those they know. Of any other model, only modules are
     replaced, one hull for each, and nothing is compared.
-
-    A hull starts frozen (``requires_grad=False``) if all parameters of the activation are frozen, or, of an activation
-    without parameters, all those of the nearest module around it that has any. In a model that is frozen as a whole,
-    hulls are trained.
 
     Args:
         model: changed in place.
@@ -83,20 +76,19 @@ def replace_activations(
         groups: 1 for one activation per site, a number G for one per group of channels, or ``"channels"`` for one per
             channel. The last two need `example_inputs`; a number can be given with `channel_dim` instead.
         channel_dim: the channel dimension: 1 as in convolutions, -1 in transformers. By default it is inferred at each
-            site from the layer that ran last: 1 after a convolution, -1 after a linear layer, or the only dimension of
-            that size. If it cannot be inferred, an error says so.
+            site from the layer that ran last.
         parametrization: how raw parameters become coefficients, as in :class:`hullo.AffineHull`.
         share: which sites share a hull: ``"model"`` all of them, or those for which a function of a
             :class:`hullo.surgery.Site` returns the same value; None for no sharing. Sites with different functions or
             numbers of groups never share a hull, nor do frozen and other sites.
         inner_scale: learn a scale of the input, as in :class:`hullo.AffineHull`.
         example_inputs: arguments of the model, as a tensor, a tuple or a dict; or a function of the model that runs
-            whatever is to be observed, as in ``lambda m: (m.training_step(batch, 0), m.generate(z))``. For a model
-            that is too large to run, build it and its inputs on the meta device.
+            whatever is to be observed, as in ``lambda m: (m.training_step(batch, 0), m.generate(z))``.
         compare: whether to prove the swap. If not, the model runs only to be observed.
 
     Returns:
-        The model. The attribute `replaced` of each hull names the replaced activation.
+        The model. The attribute `replaced` of each hull names the replaced activation. In a module whose parameters are
+        all frozen, the hull is frozen, unless the whole model is.
 
     Raises:
         ValueError: nothing can be replaced, or an argument does not fit the model.
@@ -249,12 +241,10 @@ def _check_model(model: nn.Module) -> None:
             "activations of the original model, train it, and script the result of hullo.fold"
         )
     for name, module in model.named_modules():
-        where = f"{name or 'the model'} has the type {type(module).__name__}"
-        kinds = {cls.__name__ for cls in type(module).__mro__}
-        if not kinds.isdisjoint(_WRAPPERS):
-            raise TypeError(f"{where}; replace the activations first, then wrap or compile the model")
-        if ".quantized" in type(module).__module__ and type(module).__name__ != "FloatFunctional":
-            raise TypeError(f"{where}, which is quantized; replace the activations first, then quantize")
+        if any(cls.__name__ in _WRAPPERS for cls in type(module).__mro__):
+            raise TypeError(
+                f"{name or 'the model'} has the type {type(module).__name__}; replace the activations first, then wrap"
+            )
 
 
 class Choice:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-import re
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -86,7 +85,7 @@ def own_functions(cls: type) -> list[types.FunctionType]:
 
 @functools.lru_cache(maxsize=4096)
 def parse(function: types.FunctionType) -> ast.FunctionDef:
-    """Return the syntax tree of a function, with positions as in its file and private names mangled.
+    """Return the syntax tree of a function, with positions as in its file.
 
     Raises:
         LookupError: the source code is unavailable.
@@ -101,19 +100,7 @@ def parse(function: types.FunctionType) -> ast.FunctionDef:
         raise LookupError("it is not a plain function")
     first = min([node.lineno, *(item.lineno for item in node.decorator_list)])
     ast.increment_lineno(node, function.__code__.co_firstlineno - first)
-    _mangle_private_names(node, function.__code__)
     return node
-
-
-def _mangle_private_names(tree: ast.AST, code: types.CodeType) -> None:
-    """Write ``self.__x`` as the compiler does: a rewritten method is compiled outside of its class."""
-    names = {name for part in codes(code) for name in names_in(part)}
-    for node in ast.walk(tree):
-        for field in ("attr", "id", "arg"):
-            name = getattr(node, field, None)
-            if isinstance(name, str) and name.startswith("__") and not name.endswith("__"):
-                spelled = [other for other in names if re.fullmatch(f"_[^_].*{re.escape(name)}", other)]
-                setattr(node, field, spelled[0] if len(spelled) == 1 else name)
 
 
 def names_in(code: types.CodeType) -> tuple[str, ...]:

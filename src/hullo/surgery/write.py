@@ -42,25 +42,27 @@ class NewMethod:
     text: str
 
 
-def _compile(function: types.FunctionType, node: ast.FunctionDef) -> types.CodeType:
-    """Return the code of an undecorated method with the closure variables of `function`."""
+def _compile(function: types.FunctionType, text: str) -> types.CodeType:
+    """Return the code of an undecorated method with the closure variables of `function`.
+
+    A class around it lets super() work, and gives private names such as ``self.__x`` the prefix that they have in the
+    original: that of its class, whose leading underscores do not count.
+    """
+    node = ast.FunctionDef(**{**dict(ast.iter_fields(ast.parse(text).body[0])), "decorator_list": []})
     outer = [name for name in function.__code__.co_freevars if name != "__class__"]
     names = {name for code in codes(function.__code__) for name in names_in(code)}
-    class_name = "Home"  # a class, for super()
+    around = function.__code__.co_qualname.split(".")[-2:-1]
+    class_name = around[0] if around and around[0].isidentifier() else "_"  # no class, no prefix
     while class_name in names:
-        class_name += "_"
-    flags = function.__code__.co_flags
-    futures = [name for name in __future__.all_feature_names if getattr(__future__, name).compiler_flag & flags]
+        class_name = f"_{class_name}"
     tree = ast.parse(f"def outer({', '.join(outer)}):\n    class {class_name}: pass")
-    bare = ast.FunctionDef(**{**dict(ast.iter_fields(node)), "decorator_list": []})
-    tree.body[0].body[0].body = [bare]  # type: ignore[attr-defined]
-    text = "".join(f"from __future__ import {name}\n" for name in futures) + ast.unparse(
-        ast.fix_missing_locations(tree)
-    )
+    tree.body[0].body[0].body = [node]  # type: ignore[attr-defined]
+    text = ast.unparse(ast.fix_missing_locations(tree))
     origin = function.__code__.co_filename
     file = f"<rewritten {function.__qualname__} of {origin}, {zlib.crc32(text.encode()):08x}>"
     linecache.cache[file] = (len(text), None, text.splitlines(True), file)  # where inspect and tracebacks look
-    code: types.CodeType = compile(text, file, "exec", dont_inherit=True)
+    flags = function.__code__.co_flags & __future__.annotations.compiler_flag
+    code: types.CodeType = compile(text, file, "exec", flags, dont_inherit=True)
     for name in ("outer", class_name, node.name):
         code = next(item for item in code.co_consts if isinstance(item, types.CodeType) and item.co_name == name)
     return code
@@ -68,7 +70,7 @@ def _compile(function: types.FunctionType, node: ast.FunctionDef) -> types.CodeT
 
 def _rewrite(original: types.FunctionType, text: str) -> types.FunctionType:
     """Return a function with another text, and the variables and attributes of the original."""
-    code = _compile(original, ast.parse(text).body[0])  # type: ignore[arg-type]
+    code = _compile(original, text)
     cells = dict(zip(original.__code__.co_freevars, original.__closure__ or (), strict=True))
     return _copy(original, code, [cells[name] for name in code.co_freevars])
 
