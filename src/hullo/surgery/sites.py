@@ -196,47 +196,37 @@ class Planner:
     def _place(self, group: Group, module: nn.Module | None) -> tuple[Sequence[Slot], Sequence[Call]]:
         """Return the slots of the hull, and the calls to change, one for each expression."""
         firsts = list({call.spot: call for call in group}.values())
-        call, owner, groups = firsts[0], firsts[0].owner, self.of_module.get(id(module), [])
-        at = self.registered.get(id(module), [])
-        stem = _stem(call)
-        if at:
-            stem = at[0][1] if at[0][1].isidentifier() else self._path(*at[0])
+        call, owner, at = firsts[0], firsts[0].owner, self.registered.get(id(module), [])
         in_loop = self.of_spot[call.spot]
-        if owner is not None and len(in_loop) > 1 and not self._is_in_sequence(group):
+        if owner is not None and len(in_loop) > 1:
+            index = [item is group for item in in_loop].index(True)
+            own = [name for parent, name in at if parent is owner]
+            if isinstance(owner, nn.Sequential) and len(own) == len(in_loop):  # it calls each name once
+                return [Slot(owner, own[index])], []
             if call.spot not in self.containers:
-                own = [name for parent, name in at if parent is owner]
-                keeps = bool(own) and len(groups) == len(in_loop)
+                keeps = bool(own) and len(self.of_module[id(module)]) == len(in_loop)
                 name = own[0] if keeps else self._new_name(owner, own[0] if own else _stem(call))
                 self.containers[call.spot] = owner, name, Turns()
             owner, name, turns = self.containers[call.spot]
-            return [Slot(owner, name, str([item is group for item in in_loop].index(True)), turns)], firsts
+            return [Slot(owner, name, str(index), turns)], firsts
         if reused := self._reused(group):
             return reused, [item for item in firsts if id(item.callee) not in self.registered]
+        stem = _stem(call)
+        if at:
+            stem = at[0][1] if at[0][1].isidentifier() else self._path(*at[0])
         if owner is None:
             return [Slot(self.model, stem)], firsts  # refused, since nothing can be changed
         return [Slot(owner, self._new_name(owner, stem))], firsts
 
-    def _is_in_sequence(self, group: Group) -> bool:
-        """Return whether nn.Sequential calls a module that it has under several names, once for each."""
-        owner, module = group[0].owner, group[0].callee
-        own = [name for parent, name in self.registered.get(id(module), ()) if parent is owner]
-        return isinstance(owner, nn.Sequential) and len(own) == len(self._of_owner(module, owner)) > 1
-
-    def _of_owner(self, module: nn.Module | None, owner: nn.Module | None) -> list[Group]:
-        return [group for group in self.of_module.get(id(module), ()) if any(call.owner is owner for call in group)]
-
     def _reused(self, group: Group) -> list[Slot]:
         """Return the children that the hull can take the place of, so that calls need not change."""
         found: list[Slot] = []
-        for module in {id(call.callee): call.callee for call in group if call.callee is not None}.values():
+        for module, owner in {id(call.callee): (call.callee, call.owner) for call in group if call.callee}.values():
             at, groups = self.registered.get(id(module), []), self.of_module[id(module)]
             if len(groups) > 1:
-                owner = next(call.owner for call in group if call.callee is module)
-                own, of_owner = [item for item in at if item[0] is owner], self._of_owner(module, owner)
-                if self._is_in_sequence(group):
-                    at = [own[[item is group for item in of_owner].index(True)]]
-                else:
-                    at = (own or at) if _keeper(of_owner if own else groups) is group else []
+                own = [item for item in at if item[0] is owner]
+                of_owner = [item for item in groups if any(call.owner is owner for call in item)]
+                at = (own or at) if _keeper(of_owner if own else groups) is group else []
             found += [Slot(parent, name) for parent, name in at]
         return found
 
