@@ -128,7 +128,7 @@ def test_the_same_call_does_not_look_again(tmp_path: Path, monkeypatch: pytest.M
 
 def test_regression_is_compared_by_an_error_that_is_better_if_lower(tmp_path: Path) -> None:
     result = compare(lambda: mlp(1), (X.numpy(), NUMBERS.numpy()), output=tmp_path, **FAST)
-    assert result.metric.name == "rmse"
+    assert result.task.name == "rmse"
     own = next(row for row in result.rows if row.candidate == "as it is")
     network = result.network_of("as it is")
     assert own.test > 0
@@ -141,15 +141,15 @@ def test_tokens_are_compared_by_their_loss(tmp_path: Path) -> None:
     tokens = torch.randint(5, (120, 7), generator=torch.Generator().manual_seed(0))
     pair = tokens[:, :-1], tokens[:, 1:]
     result = compare(Tokens, pair, output=tmp_path, **FAST | {"candidates": ["relu"]})
-    assert result.metric.name == "loss"
-    assert not result.metric.higher
+    assert result.task.name == "loss"
+    assert not result.task.higher
 
 
 def test_loaders_share_their_batches_with_all_members(tmp_path: Path) -> None:
     loaders = [DataLoader(TensorDataset(X, LABELS), batch_size=40, shuffle=shuffle) for shuffle in (True, False, False)]
     train, val, test = loaders
     result = compare(mlp, train, test, val, output=tmp_path, **FAST | {"candidates": ["tanh"]})
-    assert result.metric.name == "accuracy"
+    assert result.task.name == "accuracy"
     assert result.verdict is not None
 
 
@@ -163,7 +163,7 @@ def test_a_step_of_your_own_takes_any_batch(tmp_path: Path) -> None:
 
     loader = DataLoader(TensorDataset(X, LABELS), batch_size=60, collate_fn=collate)
     result = compare(mlp, loader, loader, loader, step=step, output=tmp_path, **FAST | {"candidates": ["tanh"]})
-    assert result.metric.name == "loss"
+    assert result.task.name == "loss"
     assert result.verdict is not None
 
 
@@ -204,7 +204,7 @@ def test_a_metric_of_your_own_sees_all_outputs(tmp_path: Path) -> None:
 
     options = FAST | {"candidates": ["tanh"], "output": tmp_path}
     result = compare(mlp, (X, LABELS), metric=share, **options)
-    assert result.metric.name == "share"
+    assert result.task.name == "share"
     percent = compare(mlp, (X, LABELS), **options).store.scores()
     scores = result.store.scores()
     assert scores.keys() & percent.keys()

@@ -45,24 +45,15 @@ class Clock:
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a comparison, and what it is made from.
+    """The plan of a comparison, and the seconds that it is made from."""
 
-    Args:
-        rates: the learning rates.
-        members: the networks at once.
-        epochs: of every run.
-        setup: the seconds to set up a population.
-        fixed, each: the seconds of an epoch: a fixed part, and one for each network.
-        ready: the seconds of the budget that were used when the plan was made.
-    """
-
-    rates: Sequence[float]
-    members: int
-    epochs: int = 1
-    setup: float = 0.0
-    fixed: float = 0.0
-    each: float = 0.0
-    ready: float = 0.0
+    rates: Sequence[float]  # the grid of learning rates
+    members: int  # the networks at once
+    epochs: int = 1  # of every run
+    setup: float = 0.0  # of a population
+    fixed: float = 0.0  # of an epoch of a population
+    each: float = 0.0  # more for each of its networks
+    ready: float = 0.0  # of the budget that were used when the plan was made
 
     def seconds(self, runs: int, rounds: int = 1) -> float:
         """Return the seconds that a number of runs take, in a number of rounds."""

@@ -28,29 +28,23 @@ HULL = "hull"
 """The name of the learned hull that starts as what it replaces, until that is known."""
 DEFAULT = ("relu", "gelu", "silu", "prelu", HULL, "affine(identity,relu,tanh)")
 Probe = Callable[[Population], object]
+"""Runs a population; raises an exception if it does not compute what its members do."""
+Edit = Callable[[nn.Module, Tensor | None, bool], object]
+"""Replaces the activations of a network, given example inputs and whether to prove it."""
 COEFFICIENT_LR_SCALE = 10.0
 """The recommended learning rate of coefficients, as a multiple of that of the weights."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """An activation for the network.
+    """An activation for the network; those of one group can be in one population."""
 
-    Args:
-        name: as records spell it.
-        label: as tables print it.
-        make: builds the network from a seed.
-        edit: replaces its activations, given example inputs and whether to prove it; None for the network as it is.
-        scale: learning rate of the coefficients, as a multiple of that of the weights.
-        group: candidates of one group can be in one population; None if no population can take the network.
-    """
-
-    name: str
-    label: str
-    make: Callable[[int], nn.Module]
-    edit: Callable[[nn.Module, Tensor | None, bool], object] | None = None
-    scale: float = 1.0
-    group: int | None = 0
+    name: str  # as records spell it
+    label: str  # as tables print it
+    make: Callable[[int], nn.Module]  # builds the network from a seed
+    edit: Edit | None = None  # None for the network as it is
+    scale: float = 1.0  # the learning rate of the coefficients, as a multiple of that of the weights
+    group: int | None = 0  # None if no population can take the network
 
     def build(self, seed: int, example: Tensor | None, *, prove: bool = False) -> nn.Module:
         """Return the network, initialized from a seed; the weights are the same for all candidates."""
@@ -75,13 +69,7 @@ def prepare(
 ) -> tuple[list[Candidate], list[str]]:
     """Return the candidates, the network as it is first, and notes on those that are left out or trained apart.
 
-    Candidates that cannot be applied, and fixed ones that the network has already, are left out.
-
-    Args:
-        make: builds the user's network from a seed.
-        given: names and spellings of activations, and functions of a :class:`hullo.surgery.Site` that return a hull.
-        example: some inputs.
-        probe: runs a population; raises an exception if it does not compute what its members do.
+    Candidates that cannot be applied, and those that the network has already, are left out.
     """
     original = Candidate(ORIGINAL, AS_IT_IS, make)
     network = original.build(0, example)
@@ -160,7 +148,7 @@ def _read(original: Candidate, item: Any) -> Candidate:
     return replace(original, name=f"{ORIGINAL}:{label}", label=label, edit=edit, scale=COEFFICIENT_LR_SCALE)
 
 
-def _replace_by(**options: Any) -> Callable[[nn.Module, Tensor | None, bool], object]:
+def _replace_by(**options: Any) -> Edit:
     return lambda network, example, prove: hullo.replace_activations(
         network, example_inputs=example, compare=prove, **options
     )

@@ -134,7 +134,7 @@ def compare(
             inputs = _observe_inputs(Population([make(0)]), data, step)
         outputs, weights = _call(make(0), inputs)
         if targets is not None:
-            task.check(outputs, targets, data.targets, data.target)
+            task.check(outputs, targets, data.targets)
         found, notes = prepare(make, candidates, inputs, lambda population: _probe(population, data, inputs, step))
         if task.has_classes and are_probabilities(outputs):
             notes.append(f"the network returns {PROBABILITIES}")
@@ -155,7 +155,7 @@ def compare(
             weight_decay,
             precision,
         )
-        given = (task.metric.name, getattr(loss, "__name__", loss), epochs, rates, batch_size, optimizer, weight_decay)
+        given = (task.name, getattr(loss, "__name__", loss), epochs, rates, batch_size, optimizer, weight_decay)
         described = [setup.network, data.name, fingerprint, weights, *setup.candidates, given, precision]
         folder = Path(output) / f"{setup.network}-{data.name}-{sha256(repr(described).encode()).hexdigest()[:8]}"
         make_directory(folder)
@@ -166,7 +166,7 @@ def compare(
 
         ready = clock.used
         with locked(folder / ".lock", wait):
-            store = Store(folder, task.metric.sign)
+            store = Store(folder, task.sign)
             clock = Clock(60 * minutes, spent=store.state.get("seconds", 0.0) + ready)
             plan = Plan(rates, CPU_MEMBERS if chosen.type == "cpu" else GPU_MEMBERS)
             machine = environment(device_name(chosen))

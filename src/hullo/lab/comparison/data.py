@@ -30,21 +30,13 @@ Pair = tuple[Tensor, Tensor]
 
 @dataclass
 class Data:
-    """Training, validation and test data: what trainings load batches from, once they are on a device.
-
-    Args:
-        name: of the data.
-        parts: "train", "val" and "test".
-        split: how they were split.
-        scale: of targets that were standardized.
-        target: the name of what is predicted.
-    """
+    """Training, validation and test data: what trainings load batches from, once they are on a device."""
 
     name: str
-    parts: dict[str, Any]
+    parts: dict[str, Any]  # "train", "val" and "test"
     split: str = "as given"
-    scale: float = 1.0
-    target: str = "the target"
+    scale: float = 1.0  # of targets that were standardized
+    target: str = "the target"  # the name of what is predicted
     device: torch.device = torch.device("cpu")  # noqa: RUF009  (it is immutable)
 
 

@@ -105,16 +105,9 @@ def choose(
     """Choose the challenger by successive halving on validation scores.
 
     The first round trains every candidate with every learning rate, and settles the rate of each. If the best rate of
-    one is at an end of the grid, the grid grows for all. Each further round drops the weaker half of the challengers,
-    and adds seeds to the others and to the original.
-
-    Args:
-        candidates: their names; the original, which is never dropped, among them.
-        rates: the grid of learning rates.
-        train: trains runs, with a description of the round, and returns their scores.
-        count_seeds: number of seeds that a round adds, given its candidates with their rates, the first seed, and how
-            many rounds are left. A round after the first may add none.
-        may_extend: whether there is time for the runs that extend the grid.
+    one is at an end of the grid, the grid grows for all, if there is time. Each further round drops the weaker half of
+    the challengers, and adds seeds to the others and to the original; it may add none. `count_seeds` is given the
+    candidates of a round with their rates, the first seed, and how many rounds are left.
 
     >>> quality = {"own": 0.0, "relu": 0.1, "gelu": 0.5}
     >>> choose(list(quality), [0.1], lambda arms, _: {arm: Score(quality[arm.candidate], 0) for arm in arms}).challenger
@@ -186,23 +179,14 @@ def count_runs(candidates: int, rates: int) -> int:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of the confirmation: the gain of the challenger over the original on fresh seeds and the test data.
+    """The result of the confirmation: the gain of the challenger over the original on fresh seeds and the test data."""
 
-    Args:
-        gain: the mean difference; positive if the challenger is better.
-        half: half of the interval's width, which is infinite where differences do not say how far others would scatter.
-        worth: the smallest gain that is worth a change.
-        pairs: number of seeds.
-        deviation: of the differences.
-        look: how often the test was made, this time included.
-    """
-
-    gain: float
-    half: float
-    worth: float
-    pairs: int
-    deviation: float
-    look: int
+    gain: float  # the mean difference; positive if the challenger is better
+    half: float  # of the interval's width; infinite where differences do not say how far others would scatter
+    worth: float  # the smallest gain that is worth a change
+    pairs: int  # number of seeds
+    deviation: float  # of the differences
+    look: int  # how often the test was made, this time included
 
     @property
     def kind(self) -> str:
@@ -253,11 +237,7 @@ def judge(
 ) -> Verdict:
     """Judge the test scores of both, with the same seeds, by the t interval of their differences.
 
-    Args:
-        challenger, original: scores by seed; NaN for a run that diverged, which counts as the worst of all.
-        worth: the smallest gain that is worth a change.
-        look: how often the test is made on growing numbers of seeds, this time included.
-        worst: the worst score of other runs.
+    A run that diverged has a score of NaN, and counts as the worst of all, other runs of the score `worst` included.
 
     >>> judge([90.1, 90.4, 90.2, 90.6], [89.0, 89.2, 89.3, 89.4], worth=0.3).kind
     'wins'

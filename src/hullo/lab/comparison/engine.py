@@ -62,15 +62,7 @@ FIRST_SHARE = 0.3
 
 @dataclass
 class Engine:
-    """Run a comparison, from where an earlier call ended.
-
-    Args:
-        plan: the learning rates, and the largest number of networks at once; once it is made, the epochs and the time.
-        epochs: of every run; None for as many as fit.
-        seeds: the largest number of fresh seeds; None for as many as fit.
-        worth: the smallest gain that is worth a change; None for a default.
-        pace: how much longer runs took than planned.
-    """
+    """Run a comparison, from where an earlier call ended."""
 
     setup: Setup
     store: Store
@@ -78,11 +70,11 @@ class Engine:
     progress: Progress
     clock: Clock
     stop: Event
-    plan: Plan
-    epochs: int | None
-    seeds: int | None
-    worth: float | None
-    pace: float = 1.0
+    plan: Plan  # with the learning rates and the largest number of networks at once, before it is made
+    epochs: int | None  # of every run; None for as many as fit
+    seeds: int | None  # the largest number of fresh seeds; None for as many as fit
+    worth: float | None  # the smallest gain that is worth a change; None for a default
+    pace: float = 1.0  # how much longer runs took than planned
 
     def run(self) -> Result:
         """Run, and return the result."""
@@ -94,7 +86,7 @@ class Engine:
         result = Result(setup, store, self.plan, Choice(grid=list(self.plan.rates)), self.worth, self.worth is None)
         with suppress(OutOfTime):
             result.choice = choice = self._choose()
-            worth = result.worth = self.worth or setup.task.metric.default_worth(choice.mean(ORIGINAL))
+            worth = result.worth = self.worth or setup.task.default_worth(choice.mean(ORIGINAL))
             result.verdict = self._confirm(choice, worth)
             if result.verdict is not None and "costs" not in store.state:
                 store.update(costs=self._measure_costs(choice))
@@ -164,19 +156,19 @@ class Engine:
 
     def _announce(self, choice: Choice, pairs: int, look: int, worth: float) -> None:
         """Print the power of the confirmation, before it starts, and what would find a gain that is worth a change."""
-        metric, deviation, alpha = self.setup.task.metric, choice.deviation, decision.two_sided(look)
+        task, deviation, alpha = self.setup.task, choice.deviation, decision.two_sided(look)
         words = [
             f"confirmation of {self.setup.candidates[choice.challenger].label} on {pairs} fresh seeds, look {look}"
         ]
         if deviation is not None:
             gain = detectable_difference(deviation, pairs, alpha)
-            words.append(f"a gain of {metric.spell(gain)} is found with a probability of 80 %")
+            words.append(f"a gain of {task.spell(gain)} is found with a probability of 80 %")
             needed = seeds_needed(worth, deviation, alpha)
             if needed is None:
-                words.append(f"one of {metric.spell(worth)} would take more than 1000 seeds")
+                words.append(f"one of {task.spell(worth)} would take more than 1000 seeds")
             elif needed > pairs:
                 minutes = spell_minutes(self._minutes(2 * needed))
-                words.append(f"one of {metric.spell(worth)} would take {needed} seeds, about {minutes} in all")
+                words.append(f"one of {task.spell(worth)} would take {needed} seeds, about {minutes} in all")
         self.store.update(power=words[1:])
         self.progress.note("; ".join(words))
 
@@ -290,13 +282,13 @@ class Engine:
         self.store.update(seconds=self.clock.used)
 
     def _to_record(self, trial: Trial, k: int) -> Record:
-        arm, metric, setup = trial.arms[k], self.setup.task.metric, self.setup
-        kind = "accuracy" if metric.name == ACCURACY else "metric"
+        arm, task, setup = trial.arms[k], self.setup.task, self.setup
+        kind = "accuracy" if task.name == ACCURACY else "metric"
         compared: dict[str, Any] = {"test_accuracy": []}
         for name in ("test", "val"):
             compared[f"{name}_{kind}"] = [*map(round_number, trial.curves[f"{name}_metric"][:, k].tolist())]
-        if metric.name != ACCURACY:
-            compared |= {"metric": metric.name, "lower_is_better": not metric.higher}
+        if task.name != ACCURACY:
+            compared |= {"metric": task.name, "lower_is_better": not task.higher}
         words = f"batch_size={setup.batch_size} lr={arm.lr:g} optimizer={setup.optimizer}"
         spec = Spec(setup.network, setup.data.name, arm.candidate, seed=arm.seed, epochs=trial.epochs, settings=words)
         learned = trial.learned(k, setup.candidates[arm.candidate])

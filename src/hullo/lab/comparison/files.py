@@ -44,14 +44,7 @@ def open_network(source: str, data: Arrays) -> Callable[[], nn.Module]:
 def open_files(
     path: str | Path, *, target: str | None = None, image_size: int | None = None, regress: bool = False
 ) -> Arrays:
-    """Return the data of a folder of images, a file of arrays (as `hullo train` takes them), or a CSV file.
-
-    Args:
-        path: the folder or file.
-        target: the name of the column to predict; the last one by default.
-        image_size: as in :func:`hullo.lab.data.own_data.open_data`.
-        regress: read whole numbers as targets of regression.
-    """
+    """Return the data of a folder of images, a file of arrays (as `hullo train` takes them), or a CSV file."""
     path = Path(path)
     if path.suffix.lower() == ".csv":
         if image_size is not None:

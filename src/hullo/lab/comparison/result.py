@@ -71,7 +71,7 @@ class Result:
     needed: float | None = None
 
     def __post_init__(self) -> None:
-        self.metric, self.folder = self.setup.task.metric, self.store.folder
+        self.task, self.folder = self.setup.task, self.store.folder
 
     @property
     def costs(self) -> list[StepCost]:
@@ -96,10 +96,10 @@ class Result:
         """Return the network as it is, then the others: those that stayed longest first, then by their change."""
         rows = {item.name: self._row(item) for item in self.setup.candidates.values() if item.name in self.choice.rates}
         first = [rows.pop(ORIGINAL)] if rows else []
-        return first + sorted(rows.values(), key=lambda row: (-row.validation_seeds, -self.metric.sign * row.change))
+        return first + sorted(rows.values(), key=lambda row: (-row.validation_seeds, -self.task.sign * row.change))
 
     def _row(self, item: Candidate) -> Row:
-        sign, lr = self.metric.sign, self.choice.rates[item.name]
+        sign, lr = self.task.sign, self.choice.rates[item.name]
         is_confirmed = self.verdict is not None and item.name in (ORIGINAL, self.choice.challenger)
         scores = self.store.scores()
         own, worst = [arm for arm in scores if arm[:2] == (item.name, lr)], worst_of(s.test for s in scores.values())
@@ -122,10 +122,13 @@ class Result:
         """Return what was found, in one sentence."""
         found, name = self.verdict, self.choice.challenger
         challenger = self.setup.candidates[name].label if name else "a challenger"
+        decide = f"more fresh seeds than {MAX_PAIRS}, or than `seeds`, would be needed to decide"
+        if self.needed is not None:
+            decide = f"about {spell_minutes(self.needed)} in all would decide"
         if found is None:
-            return f"Undecided: the time ran out before {challenger} was confirmed; {self._would_decide()}."
-        spell = self.metric.spell
-        change = f"{self.metric.name} {self._signed(found.gain)} ± {spell(found.half)}"
+            return f"Undecided: the time ran out before {challenger} was confirmed; {decide}."
+        spell = self.task.spell
+        change = f"{self.task.name} {self._signed(found.gain)} ± {spell(found.half)}"
         both = self._half_over_examples()
         level = f"{100 * found.level:.4g} % interval over {found.pairs} fresh seeds"
         level += f"; ± {spell(both)} over seeds and test examples" if both is not None else ""
@@ -137,27 +140,20 @@ class Result:
                 gain = f"less than {worth}"
             else:
                 gain = f"whether that is more than {worth} is open"
-            return f"{challenger} beats the network as it is: {change} ({level}); {gain}{self._spell_costs()}."
+            costs = ""
+            if self.costs:
+                time, memory = (f"{other / own:.2f} times" for own, other in zip(*self.costs, strict=True))
+                costs = f"; as a single network, its training step takes {time} the time and {memory} the memory"
+            return f"{challenger} beats the network as it is: {change} ({level}); {gain}{costs}."
         tried = f"challenger {challenger}: {change} ({level})"
         excluded = f"gains above {spell(max(0.0, found.excluded))} are excluded"
         if found.kind == KEEP:
             return f"Keep what you have: {excluded}, less than {worth}; {tried}."
-        return f"Undecided: {tried}; {excluded}, more than {worth}; {self._would_decide()}."
+        return f"Undecided: {tried}; {excluded}, more than {worth}; {decide}."
 
     def _signed(self, gain: float) -> str:
         """Return a gain as a change of the metric: a gain of a lower metric is a negative change."""
-        return f"{'+' if self.metric.sign * gain >= 0 else '-'}{spell_number(abs(gain))}"
-
-    def _would_decide(self) -> str:
-        if self.needed is None:
-            return f"more fresh seeds than {MAX_PAIRS}, or than `seeds`, would be needed to decide"
-        return f"about {spell_minutes(self.needed)} in all would decide"
-
-    def _spell_costs(self) -> str:
-        if not self.costs:
-            return ""
-        time, memory = (f"{other / own:.2f} times" for own, other in zip(*self.costs, strict=True))
-        return f"; as a single network, its training step takes {time} the time and {memory} the memory"
+        return f"{'+' if self.task.sign * gain >= 0 else '-'}{spell_number(abs(gain))}"
 
     def _half_over_examples(self) -> float | None:
         """Return half of the interval's width over seeds and test examples; None without scores of examples.
@@ -167,7 +163,7 @@ class Result:
         found = self.verdict
         arms = [] if found is None else self.choice.confirmation(found.pairs)
         parts = [self.store.load_examples(arm) for arm in arms]
-        known = [self.metric.slope(float(part.mean())) * part for part in parts if part is not None]
+        known = [self.task.slope(float(part.mean())) * part for part in parts if part is not None]
         is_sound = not any(self.store.records[arm].diverged for arm in arms)
         if found is None or len(known) < len(parts) or not is_sound or len(known[0]) < 2:
             return None
@@ -183,20 +179,26 @@ class Result:
             writer.writerows(map(asdict, self.rows))
 
     def __str__(self) -> str:
-        return "\n".join([*self._describe(), *self._explored(), *self._confirmed(), "", self.finding])
+        lines = [*self._describe(), *self._explored()]
+        if self.verdict is not None:
+            rows = [(row.candidate, spell_number(row.test, MEAN)) for row in self.rows if row.role == "confirmed"]
+            lines += ["", f"confirmation, on test data and {self.verdict.pairs} fresh seeds"]
+            lines += _align([("candidate", "mean"), *rows])
+        lines += [f"power: {words}" for words in self.store.state.get("power", [])]
+        return "\n".join([*lines, "", self.finding])
 
     def _describe(self) -> list[str]:
         """Return lines on the data, the candidates and the runs."""
-        setup, metric, epochs = self.setup, self.metric, self.plan.epochs
-        better, rates = "higher" if metric.higher else "lower", ", ".join(f"{lr:g}" for lr in self.choice.grid)
-        rule = "by default" if metric.name == ACCURACY else "by default 1 % of what it scores as it is"
+        setup, task, epochs = self.setup, self.task, self.plan.epochs
+        better, rates = "higher" if task.higher else "lower", ", ".join(f"{lr:g}" for lr in self.choice.grid)
+        rule = "by default" if task.name == ACCURACY else "by default 1 % of what it scores as it is"
         given = f" ({rule})" if self.is_default_worth else ""
         return [
-            f"{setup.network} on {setup.data.name}: {f'{metric.name} {metric.scale}'.rstrip()}, {better} is better",
+            f"{setup.network} on {setup.data.name}: {task.title}, {better} is better",
             *setup.notes,
             f"each run: {spell_count(epochs, 'epoch')}, at the best learning rate of {rates}",
             *(f"{HULL}: {item.name}" for item in setup.candidates.values() if item.label == HULL),
-            *([] if self.worth is None else [f"worth a change: a gain of {self.metric.spell(self.worth)}{given}"]),
+            *([] if self.worth is None else [f"worth a change: a gain of {self.task.spell(self.worth)}{given}"]),
         ]
 
     def _explored(self) -> list[str]:
@@ -204,7 +206,7 @@ class Result:
         table = [("candidate", "learning rate", "mean", "change", "seeds")]
         edge = [item.label for item in self.setup.candidates.values() if self.choice.is_at_edge(item.name)]
         for number, row in enumerate(self.rows):
-            change = self._signed(self.metric.sign * row.change) if number else ""
+            change = self._signed(self.task.sign * row.change) if number else ""
             rate = f"{row.lr:g}{'*' * (row.candidate in edge)}"
             table.append((row.candidate, rate, spell_number(row.validation, MEAN), change, str(row.validation_seeds)))
         if len(table) == 1:
@@ -217,15 +219,6 @@ class Result:
             *(["* at the end of the learning rates that were tried"] if edge else []),
             *([f"runs that diverged, and count as the worst: {diverged}"] if diverged else []),
         ]
-
-    def _confirmed(self) -> list[str]:
-        """Return the table of the confirmation, and its power."""
-        lines = []
-        if self.verdict is not None:
-            rows = [(row.candidate, spell_number(row.test, MEAN)) for row in self.rows if row.role == "confirmed"]
-            lines = ["", f"confirmation, on test data and {self.verdict.pairs} fresh seeds"]
-            lines += _align([("candidate", "mean"), *rows])
-        return lines + [f"power: {words}" for words in self.store.state.get("power", [])]
 
 
 def _align(lines: Sequence[Sequence[str]]) -> Iterable[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor
 from hullo.lab.spec.records import ACCURACY
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+Whole = Callable[[Tensor, Tensor], Any]
 
 
 def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -38,104 +38,31 @@ LOSSES: dict[str, Loss] = {"cross_entropy": _cross_entropy, "bce": _binary, "mse
 METRICS = (ACCURACY, "loss", "rmse", "mae")
 
 
-def _hits(outputs: Tensor, targets: Tensor, losses: Tensor) -> Tensor:
-    """Return 100 for each sample that is classified correctly; the mean over its positions if it has several."""
-    if outputs.shape[:-1] == targets.shape and outputs.shape[-1] > 1:
-        classes = outputs.argmax(-1)
-    elif outputs.numel() == targets.numel():
-        classes = (outputs.reshape(targets.shape) > 0).to(targets.dtype)
-    else:
-        classes = outputs.argmax(1)
-    return 100 * (classes == targets) * losses.isfinite().view(-1, *[1] * (targets.dim() - 1))
-
-
 @dataclass(frozen=True)
-class Metric:
-    """A number by which networks are compared.
+class Task:
+    """How networks are trained, and the metric by which they are compared."""
 
-    Args:
-        name: as tables print it.
-        higher: whether higher is better.
-        examples: a score for each sample, or several, from outputs, targets and losses; the metric is their mean.
-        whole: or the metric of all outputs and targets.
-        is_root: whether the metric is the root of the mean.
-        unit: what a difference is measured in.
-        scale: what it is measured in, for the head of a table.
-    """
-
-    name: str
-    higher: bool = False
-    examples: Callable[[Tensor, Tensor, Tensor], Tensor] = lambda outputs, targets, losses: losses
-    whole: Callable[[Tensor, Tensor], Any] | None = None
-    is_root: bool = False
-    unit: str = ""
-    scale: str = ""
+    loss: Loss  # of each sample
+    name: str  # of the metric
+    higher: bool = False  # whether higher is better
+    whole: Whole | None = None  # the metric as a function; else it is the mean of a score of each sample
+    scale: float = 1.0  # of the targets, which errors of regression are multiplied by
+    target: str = "the target"  # their name
 
     @property
     def sign(self) -> float:
         """Return 1 if higher is better, else -1."""
         return 1.0 if self.higher else -1.0
 
-    def score(self, outputs: Tensor, targets: Tensor, losses: Tensor) -> Tensor:
-        """Return the score of each sample, (B)."""
-        return self.examples(outputs, targets, losses).reshape(len(targets), -1).double().mean(1)
+    @property
+    def has_classes(self) -> bool:
+        return self.loss is _cross_entropy
 
-    def finish(self, mean: float) -> float:
-        """Return the metric, given the mean over samples."""
-        return mean**0.5 if self.is_root and mean >= 0 else mean
-
-    def slope(self, mean: float) -> float:
-        """Return the derivative of `finish`."""
-        return 0.5 / math.sqrt(mean) if self.is_root and mean > 0 else 1.0
-
-    def spell(self, value: float) -> str:
-        """Return a difference with its unit."""
-        return f"{spell_number(value)} {self.unit}".rstrip()
-
-    def default_worth(self, value: float) -> float:
-        """Return the gain that is worth a change if a user does not say: 0.3 points of accuracy, else 1 % of a value.
-
-        >>> Metric("accuracy").default_worth(90.0), Metric("rmse").default_worth(50.0)
-        (0.3, 0.5)
-        """
-        return 0.3 if self.name == ACCURACY else abs(value) / 100
-
-
-@dataclass(frozen=True)
-class Task:
-    """How networks are trained and compared."""
-
-    loss: Loss
-    metric: Metric
-    has_classes: bool  # the loss is the cross-entropy
-
-    def check(self, outputs: Any, targets: Tensor, known: Tensor | None, name: str) -> None:
-        """Raise a ValueError if outputs of a network are no tensor, or do not fit the targets.
-
-        Args:
-            outputs: what the network returned for some samples.
-            targets: of these samples.
-            known: all targets; None for those of a DataLoader.
-            name: of what is predicted.
-        """
-        if not isinstance(outputs, Tensor):
-            given = type(outputs).__name__
-            raise ValueError(f"the network returned {given}; return a tensor, or give a step of your own")
-        if self.has_classes and known is not None and outputs.dim() > 1:
-            count = outputs.shape[-1 if outputs.shape[:-1] == targets.shape else 1]
-            low, high = int(known.min()), int(known.max())
-            if low < 0 or high >= count:
-                raise ValueError(
-                    f"the network has outputs for {count} classes, 0 to {count - 1}; {name} has classes {low} to {high}"
-                )
-            if low == high:
-                raise ValueError(f"all targets are {low}; give at least two classes")
-        try:
-            self.metric.score(outputs, targets, self.losses(outputs, targets))
-        except (RuntimeError, IndexError) as error:
-            kind = "numbers" if targets.is_floating_point() else "classes"
-            shapes = f"outputs of shape {tuple(outputs.shape)} do not fit {kind} of shape {tuple(targets.shape)}"
-            raise ValueError(f"{shapes}: {' '.join(str(error).split())}") from error
+    @property
+    def title(self) -> str:
+        """Return the metric and what it is measured in."""
+        units = {ACCURACY: " in percent", "rmse": f" in units of {self.target}", "mae": f" in units of {self.target}"}
+        return self.name + units.get(self.name, "")
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of each sample, (B); of several numbers of a sample, their mean."""
@@ -148,25 +75,70 @@ class Task:
             )
         return losses.reshape(count, -1).mean(1)
 
+    def score(self, outputs: Tensor, targets: Tensor, losses: Tensor) -> Tensor:
+        """Return the score of each sample, (B), the mean of several; `finish` makes the metric of their mean."""
+        scores = losses
+        if self.name == ACCURACY:
+            scores = 100 * _hits(outputs, targets) * losses.isfinite().view(-1, *[1] * (targets.dim() - 1))
+        elif self.name == "mae":
+            scores = self.scale * _absolute(outputs, targets)
+        elif self.name == "rmse":
+            scores = self.scale**2 * _square(outputs, targets)
+        return scores.reshape(len(targets), -1).double().mean(1)
+
+    def finish(self, mean: float) -> float:
+        """Return the metric, given the mean score."""
+        return mean**0.5 if self.name == "rmse" else mean
+
+    def slope(self, mean: float) -> float:
+        """Return the derivative of `finish`."""
+        return 0.5 / mean**0.5 if self.name == "rmse" and mean > 0 else 1.0
+
+    def default_worth(self, value: float) -> float:
+        """Return the gain that is worth a change if a user does not say: 0.3 points of accuracy, else 1 % of a value.
+
+        >>> Task(_cross_entropy, "accuracy").default_worth(90.0), Task(_square, "rmse").default_worth(50.0)
+        (0.3, 0.5)
+        """
+        return 0.3 if self.name == ACCURACY else abs(value) / 100
+
+    def spell(self, value: float) -> str:
+        """Return a difference with its unit."""
+        return spell_number(value) + " points" * (self.name == ACCURACY)
+
+    def check(self, outputs: Any, targets: Tensor, known: Tensor | None) -> None:
+        """Raise a ValueError if outputs for some samples do not fit their targets, or all targets that are known."""
+        if not isinstance(outputs, Tensor):
+            given = type(outputs).__name__
+            raise ValueError(f"the network returned {given}; return a tensor, or give a step of your own")
+        if self.has_classes and known is not None and outputs.dim() > 1:
+            count = outputs.shape[-1 if outputs.shape[:-1] == targets.shape else 1]
+            low, high = int(known.min()), int(known.max())
+            if low < 0 or high >= count:
+                found = f"{self.target} has classes {low} to {high}"
+                raise ValueError(f"the network has outputs for {count} classes, 0 to {count - 1}; {found}")
+            if low == high:
+                raise ValueError(f"all targets are {low}; give at least two classes")
+        try:
+            self.score(outputs, targets, self.losses(outputs, targets))
+        except (RuntimeError, IndexError) as error:
+            kind = "numbers" if targets.is_floating_point() else "classes"
+            shapes = f"outputs of shape {tuple(outputs.shape)} do not fit {kind} of shape {tuple(targets.shape)}"
+            advice = "classes are whole numbers, one for each sample or position"
+            raise ValueError(f"{shapes}: {' '.join(str(error).split())}; {advice}") from error
+
 
 def make_task(
     targets: Tensor | None,
     loss: str | Loss | None,
-    metric: str | Callable[[Tensor, Tensor], Any] | None,
+    metric: str | Whole | None,
     *,
     higher_is_better: bool = True,
-    scale: float = 1.0,
-    target: str = "the target",
+    **more: Any,
 ) -> Task:
     """Return the task; by default, whole numbers are classes and other numbers are regressed.
 
-    Args:
-        targets: some of the training data; None if only the user's step knows them.
-        loss: the name of a loss, or a function of outputs and targets that returns a number per sample.
-        metric: the name of a metric, or a function of all outputs and all targets.
-        higher_is_better: whether higher values of a metric function are better.
-        scale: the scale of the targets, which errors of regression are multiplied by.
-        target: their name.
+    Some targets say which; they are None if only the user's step knows them.
     """
     if loss is None:
         loss = "mse" if targets is None or targets.is_floating_point() else "cross_entropy"
@@ -183,21 +155,23 @@ def make_task(
     is_numbers = targets is not None and targets.is_floating_point() and targets[0].numel() == 1
     if is_numbers and (loss == "cross_entropy" or (metric == ACCURACY and loss != "bce")):
         raise ValueError("cross_entropy and accuracy need classes, as whole numbers; these targets are other numbers")
-    units = f"in units of {target}"
-    if callable(metric):
-        name = getattr(metric, "__name__", "")
-        found = Metric(name if name.isidentifier() else "metric", higher_is_better, whole=metric)
-    elif metric == ACCURACY:
-        found = Metric(ACCURACY, True, _hits, unit="points", scale="in percent")
-    elif metric == "mae":
-        found = Metric("mae", examples=lambda outputs, targets, _: scale * _absolute(outputs, targets), scale=units)
-    elif metric == "rmse":
-        found = Metric(
-            "rmse", examples=lambda outputs, targets, _: scale**2 * _square(outputs, targets), is_root=True, scale=units
-        )
+    function = LOSSES[loss] if isinstance(loss, str) else loss
+    if not callable(metric):
+        return Task(function, metric, metric == ACCURACY, **more)
+    name = getattr(metric, "__name__", "")
+    name = f"own_{name}" if name in METRICS else name if name.isidentifier() else "metric"
+    return Task(function, name, higher_is_better, metric, **more)
+
+
+def _hits(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return whether samples, or their positions, are classified correctly."""
+    if outputs.shape[:-1] == targets.shape and outputs.shape[-1] > 1:
+        classes = outputs.argmax(-1)
+    elif outputs.numel() == targets.numel():
+        classes = (outputs.reshape(targets.shape) > 0).to(targets.dtype)
     else:
-        found = Metric("loss")
-    return Task(LOSSES[loss] if isinstance(loss, str) else loss, found, loss == "cross_entropy")
+        classes = outputs.argmax(1)
+    return classes == targets
 
 
 def spell_number(value: float, digits: str = ".3g") -> str:

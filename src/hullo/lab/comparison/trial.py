@@ -37,25 +37,15 @@ Step = Callable[[Any, Any], Tensor]
 
 @dataclass(frozen=True)
 class Setup:
-    """Hold the data, the task and the settings of all runs.
+    """Hold the data, the task and the settings of all runs."""
 
-    Args:
-        network: its name.
-        data: on the device of all runs.
-        notes: what a result says about the data and the candidates.
-        candidates: by name.
-        task: loss and metric.
-        example: some inputs of a network; None if they are not known.
-        step: the user's function of a population and a batch that returns a loss per member.
-    """
-
-    network: str
-    data: Arrays | Stream
-    notes: Sequence[str]
-    candidates: Mapping[str, Candidate]
+    network: str  # its name
+    data: Arrays | Stream  # on the device of all runs
+    notes: Sequence[str]  # what a result says about the data and the candidates
+    candidates: Mapping[str, Candidate]  # by name
     task: Task
-    example: Tensor | None
-    step: Step | None
+    example: Tensor | None  # some inputs of a network; None if they are not known
+    step: Step | None  # the user's function of a population and a batch that returns a loss per member
     batch_size: int
     optimizer: str
     weight_decay: float
@@ -105,7 +95,7 @@ class Trial(Loop):
         else:
             copies = torch.bfloat16 if setup.precision == "bfloat16" else None
             self.optimizer = make_optimizer(population, setup.optimizer, **settings, schedule=schedule, copies=copies)
-        self.start = self._coefficients()
+        self.start = population.activations.coefficients.detach().cpu()
         self.examples: Tensor | None = None
         self._score_batch = self._score if is_alone else capture(self._score)
         with torch.no_grad():  # the metric before training, on one batch, is that of epochs after a divergence
@@ -116,15 +106,18 @@ class Trial(Loop):
         """Return each member's losses, (K, B), and its outputs; of a batch that all share, (K, 1), its mean loss."""
         if not self.loader.is_shared:
             return self._apply(*loaded, in_dims=0)
-        (batch,) = loaded
+        losses, outputs = self._apply_shared(*loaded)
+        return losses.mean(1, keepdim=True), outputs
+
+    def _apply_shared(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """Return each member's losses on a batch that all share, and its outputs; of a step of the user's, its loss."""
         if self.user_step is None:
-            losses, outputs = self._apply(*batch, in_dims=None)
-            return losses.mean(1, keepdim=True), outputs
-        losses = self.user_step(self.population, batch)
+            return self._apply(*batch, in_dims=None)
+        losses: Any = self.user_step(self.population, batch)
         if not isinstance(losses, Tensor) or losses.shape != (len(self.arms),):
             found = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
             raise ValueError(f"step returned {found}; return one loss for each of {len(self.arms)} members")
-        return losses[:, None], losses
+        return losses[:, None], losses[:, None]
 
     def _apply(self, inputs: Any, targets: Tensor, *, in_dims: int | None) -> tuple[Tensor, Tensor]:
         outputs = self._forward(inputs, in_dims=in_dims).float()
@@ -135,32 +128,27 @@ class Trial(Loop):
     def _score(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
         """Return each member's losses on a batch, and the score of each sample, or outputs for metric functions."""
         loaded = self.loader.load_eval(*batch)
-        if self.user_step is not None:
-            losses, _ = self._losses(loaded)
-            return losses, losses
-        inputs, targets = loaded
-        losses, outputs = self._apply(inputs, targets, in_dims=None)
-        if self.task.metric.whole is not None:
+        losses, outputs = self._apply_shared(loaded)
+        if self.user_step is not None or self.task.whole is not None:
             return losses, outputs
-        aimed = targets.expand(len(self.arms), *targets.shape)
-        scores = self.task.metric.score(outputs.flatten(0, 1), aimed.flatten(0, 1), losses.flatten())
+        aimed = loaded[1].expand(len(self.arms), *loaded[1].shape)
+        scores = self.task.score(outputs.flatten(0, 1), aimed.flatten(0, 1), losses.flatten())
         return losses, scores.view(losses.shape)
 
     def _evaluate(self, name: str, limit: int | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return each member's loss and metric on an evaluation set, (K), and the score of each sample, (K, N)."""
-        metric, parts, targets = self.task.metric, [], []
+        whole, parts, targets = self.task.whole, [], []
         with self._autocast():
             for batch in islice(self.loader.eval_batches(name), limit):
                 parts.append([part.clone() for part in self._score_batch(*batch)])
-                if metric.whole is not None:
+                if whole is not None:
                     targets.append(self.loader.load_eval(*batch)[1])
         losses, scores = (torch.cat(part, 1) for part in zip(*parts, strict=True))
-        if metric.whole is None:
-            values = [metric.finish(value) for value in scores.double().mean(1).tolist()]
+        if whole is None:
+            values, examples = [*map(self.task.finish, scores.double().mean(1).tolist())], scores
         else:
-            aimed = torch.cat(targets).cpu()
-            values = [float(metric.whole(own, aimed)) for own in scores.cpu()]
-        examples = scores if metric.whole is None else None
+            aimed, examples = torch.cat(targets).cpu(), None
+            values = [float(whole(own, aimed)) for own in scores.cpu()]
         return losses.double().mean(1), self.total.new_tensor(values), examples
 
     @torch.no_grad()
@@ -177,18 +165,12 @@ class Trial(Loop):
             points[f"{name}_metric"] = torch.where(metric.isfinite(), metric, self.untrained[name])
             finite.append(metric.isfinite())
         finite += [points[f"{name}_loss"].isfinite() for name in ("train", "val", "test")]
-        return points | {"finite": torch.stack(finite).all(0), "coefficients": self._coefficients()}
+        coefficients = self.population.activations.coefficients.detach()
+        return points | {"finite": torch.stack(finite).all(0), "coefficients": coefficients}
 
     @property
     def val_scores(self) -> Tensor:
-        return self.task.metric.sign * self.curves["val_metric"]
-
-    def _coefficients(self) -> Tensor:
-        """Return the coefficients of all members, on the CPU."""
-        if isinstance(self.population, Alone):
-            return self.population.coefficients
-        coefficients: Tensor = self.population.activations.coefficients.detach().cpu()
-        return coefficients
+        return self.task.sign * self.curves["val_metric"]
 
     def learned(self, k: int, candidate: Candidate) -> Learned:
         """Return what a member learned, as records have it."""
@@ -246,6 +228,10 @@ class Alone(nn.Module):
 
         optimizer.register_step_pre_hook(set_rates)
         return optimizer
+
+    @property
+    def activations(self) -> Alone:
+        return self
 
     @property
     def coefficients(self) -> Tensor:
