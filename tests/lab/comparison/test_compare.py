@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import hullo
 from hullo.lab import compare
 from hullo.lab.comparison import Result, engine
+from hullo.lab.comparison.budget import OutOfTime
 from hullo.lab.comparison.candidates import prepare, seeded
 from hullo.lab.comparison.data import read_data
 from hullo.lab.comparison.decision import FRESH, UNDECIDED, Arm
@@ -28,6 +30,7 @@ from hullo.lab.distributed import SINGLE_PROCESS
 from hullo.lab.spec.records import Records
 from hullo.population import Population
 
+compare_module = sys.modules["hullo.lab.comparison.compare"]  # whose name in its package is that of the function
 X = torch.randn(240, 4, generator=torch.Generator().manual_seed(0))
 LABELS, NUMBERS = (X[:, 0] * X[:, 1] > 0).long(), X[:, :1] * X[:, 1:2]
 FAST: dict[str, Any] = {
@@ -107,6 +110,25 @@ def test_more_minutes_and_seeds_look_again_at_a_smaller_error_rate(
     assert (first.verdict.pairs, second.verdict.pairs) == (3, 5)
     assert 1 - second.verdict.level == pytest.approx((1 - first.verdict.level) / 2)
     assert json.loads((second.folder / "comparison.json").read_text())["looks"] == [3, 5]
+
+
+def test_a_confirmation_that_runs_out_of_time_counts_complete_pairs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, fresh = engine.Engine._train, []
+
+    def stop_after_five(self: engine.Engine, arms: list[Arm], *args: Any) -> None:
+        fresh.extend(arm for arm in arms if arm.seed >= FRESH)
+        if len(fresh) > 5:
+            raise OutOfTime
+        train(self, arms, *args)
+
+    monkeypatch.setattr(engine.Engine, "_train", stop_after_five)
+    monkeypatch.setattr(compare_module, "CPU_MEMBERS", 1)
+    result = compare(mlp, (X, LABELS), output=tmp_path, **FAST | {"candidates": ["tanh"], "seeds": 4})
+    assert result.verdict is not None
+    assert result.verdict.pairs == 2
+    assert json.loads((result.folder / "comparison.json").read_text())["looks"] == [2]
 
 
 def test_the_same_call_does_not_look_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,6 +227,7 @@ def test_a_metric_of_your_own_sees_all_outputs(tmp_path: Path) -> None:
     options = FAST | {"candidates": ["tanh"], "output": tmp_path}
     result = compare(mlp, (X, LABELS), metric=share, **options)
     assert result.task.name == "share"
+    assert result.worth == pytest.approx(result.rows[0].validation / 100)
     percent = compare(mlp, (X, LABELS), **options).store.scores()
     scores = result.store.scores()
     assert scores.keys() & percent.keys()
@@ -399,3 +422,12 @@ def test_data_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         compare(mlp, (X, LABELS), (X[:, :3], LABELS), output=tmp_path, **FAST)
     with pytest.raises(TypeError, match="class"):
         compare(mlp(), (X, LABELS), output=tmp_path, **FAST)  # type: ignore[arg-type]
+
+
+def test_a_function_with_the_name_of_a_metric_is_told_from_it() -> None:
+    def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs.argmax(1) == targets).double().mean()
+
+    task = make_task(LABELS, None, accuracy)
+    assert task.default_worth(0.9) == pytest.approx(0.009)
+    assert "points" not in task.spell(0.1)

@@ -33,8 +33,8 @@ RATES = (0.1, 0.3, 1.0)
 class Simulation:
     """Scores of runs that share an effect of their seed, with skewed noise, some of which diverge."""
 
-    def __init__(self, seed: int, gains: dict[str, float], diverging: float) -> None:
-        self.seed, self.gains, self.diverging = seed, gains, diverging
+    def __init__(self, seed: int, gains: dict[str, float], diverging: float, *, lopsided: bool = False) -> None:
+        self.seed, self.gains, self.diverging, self.lopsided = seed, gains, diverging, lopsided
         self.trained: list[Arm] = []
 
     def train(self, arms: Sequence[Arm], words: str) -> dict[Arm, Score]:
@@ -47,7 +47,11 @@ class Simulation:
         if own.random() < self.diverging:
             return Score(math.nan, math.nan)
         gain = self.gains.get(arm.candidate, 0.0)
-        val, test = (gain + common + 0.5 * (own.expovariate(1) - 1) for _ in range(2))
+        if self.lopsided:  # the challengers alone, so that differences have a skewness of -0.7
+            noise = [own.gauss(0, 1) if arm.candidate == "own" else 1 - own.expovariate(1) for _ in range(2)]
+        else:
+            noise = [own.expovariate(1) - 1 for _ in range(2)]
+        val, test = (gain + common + 0.5 * number for number in noise)
         return Score(val, test)
 
     def look(self, pairs: Sequence[int], worth: float) -> Verdict:
@@ -75,6 +79,12 @@ def test_equal_candidates_are_told_apart_in_fewer_than_six_and_a_half_percent() 
     for kind in (WINS, KEEP):
         assert sum(found.kind == kind for found in verdicts) / 1000 < 0.065
     assert rate(WINS, {}, worth=0.5) < 0.065
+
+
+def test_differences_that_are_skewed_are_told_apart_as_rarely() -> None:
+    verdicts = [Simulation(i, {}, 0.0, lopsided=True).look((4, 8, 16), worth=1e-9) for i in range(1000)]
+    for kind in (WINS, KEEP):
+        assert sum(found.kind == kind for found in verdicts) / 1000 < 0.065
 
 
 def test_a_planted_gain_is_found() -> None:

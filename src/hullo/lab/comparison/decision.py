@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from statistics import mean, stdev
+from statistics import fmean, stdev
 from typing import NamedTuple
 
 from hullo.lab.analysis.power import seeds_needed
@@ -66,7 +66,7 @@ class Choice:
         return {seed: fill(value, worst) for seed, value in sorted(runs.items())}
 
     def mean(self, candidate: str, lr: float | None = None) -> float:
-        return mean(self.values(candidate, lr).values())
+        return fmean(self.values(candidate, lr).values())
 
     def is_at_edge(self, candidate: str) -> bool:
         """Return whether the best rate of a candidate is at an end of the grid."""
@@ -248,7 +248,7 @@ def judge(
     """
     floor = worst_of([*challenger, *original, worst])
     differences = [fill(one, floor) - fill(two, floor) for one, two in zip(challenger, original, strict=True)]
-    count, gain, deviation = len(differences), mean(differences), stdev(differences)
+    count, gain, deviation = len(differences), fmean(differences), stdev(differences)
     half = t_quantile(count - 1, 1 - two_sided(look)) * deviation / math.sqrt(count)
     return Verdict(gain, half if deviation or not gain else math.inf, worth, count, deviation, look)
 
