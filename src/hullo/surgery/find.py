@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from hullo.modules import Hull
+from hullo.recognition.known import Reading
 from hullo.recognition.probe import read_module
 from hullo.recognition.table import name_of
 from hullo.surgery.edit import learn_iterations
@@ -56,20 +57,34 @@ def observed_sites(model: nn.Module, comparison: Comparison) -> list[Site]:
             call.together = True
 
 
+def _modules(model: nn.Module, ran: Collection[int] = ()) -> Iterator[Site]:
+    """Yield the sites of modules that are activations, by all their names; not of those whose ids are in `ran`."""
+    inside: set[int] = set()  # of activations, and those themselves
+    taken: set[tuple[int, str]] = set()
+    for name, module in model.named_modules(remove_duplicate=False):
+        parent_name, _, own_name = name.rpartition(".")
+        parent = model.get_submodule(parent_name)
+        if id(parent) in inside:
+            inside.add(id(module))
+            continue
+        if not name or id(module) in ran or isinstance(parent, (Hull, ParametrizationList)):
+            continue
+        is_scripted = isinstance(module, torch.jit.ScriptModule)
+        reading = Reading(None, SCRIPTED) if is_scripted else read_module(module)
+        if reading is not None:
+            inside.add(id(module))
+            function = reading.known.spelling if reading.known else type(module).__name__
+            if (id(parent), own_name) not in taken:  # a parent may have several names
+                yield Site(name, function, module, "", reading.reason, reading, (), [Slot(parent, own_name)])
+            taken.add((id(parent), own_name))
+
+
 def _idle_modules(model: nn.Module, ran: set[int]) -> Iterator[Site]:
-    inside: set[int] = set()
-    for name, module in model.named_modules():
-        if id(module) in inside:
-            continue
-        if isinstance(module, torch.jit.ScriptModule):
-            inside |= {id(part) for part in module.modules()}
-        if id(module) in ran or not name:
-            continue
-        if isinstance(module, torch.jit.ScriptModule):
-            yield Site(name, type(module).__name__, None, "", SCRIPTED)
-        elif not isinstance(module, nn.RNNBase) and (reading := read_module(module)) is not None:
-            inside |= {id(part) for part in module.modules()}
-            yield Site(name, reading.known.spelling if reading.known else type(module).__name__, module, "", NOT_RUN)
+    found: dict[int, Site] = {}
+    for site in _modules(model, ran):
+        reason = SCRIPTED if site.reason == SCRIPTED else NOT_RUN
+        found.setdefault(id(site.module), Site(site.name, site.function, site.module, "", reason))
+    yield from found.values()
 
 
 def _mentions(model: nn.Module, seen: set[tuple[str, Position]], reason: str) -> Iterator[Site]:
@@ -93,25 +108,8 @@ def _mentions(model: nn.Module, seen: set[tuple[str, Position]], reason: str) ->
 
 def module_sites(model: nn.Module) -> list[Site]:
     """Return the sites of modules, and the mentioned calls of functions, of a model that does not run."""
-    sites: list[Site] = []
-    inside: set[int] = set()
-    taken: set[tuple[int, str]] = set()
-    for name, module in model.named_modules(remove_duplicate=False):
-        parent = model.get_submodule(name.rpartition(".")[0]) if name else None
-        if id(parent) in inside or parent is None:
-            inside |= {id(module)} if id(parent) in inside else set()
-            continue
-        if isinstance(module, torch.jit.ScriptModule):
-            sites.append(Site(name, type(module).__name__, module, "", SCRIPTED))
-            inside |= {id(part) for part in module.modules()}
-        elif not isinstance(parent, (Hull, ParametrizationList)) and (reading := read_module(module)) is not None:
-            inside.add(id(module))
-            slots = [Slot(parent, name.rpartition(".")[2])]
-            if (id(parent), slots[0].name) in taken:
-                continue  # the parent has several names
-            taken.add((id(parent), slots[0].name))
-            function = reading.known.spelling if reading.known else type(module).__name__
-            sites.append(Site(name, function, module, "", reading.reason, reading, (), slots))
+    sites = list(_modules(model))
+    inside = {id(part) for site in sites for part in site.module.modules()}  # type: ignore[union-attr]
     for name, module in model.named_modules():  # functions such as nn.TransformerEncoderLayer.activation
         values = () if id(module) in inside else vars(module).values()
         held = [name_of(value) for value in values if not isinstance(value, (Tensor, nn.Module))]
