@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -46,8 +46,7 @@ class Recipe:
                 f"hull={hull!r}: give a class of hulls such as hullo.AffineHull, and its bases, init and groups to "
                 "replace_activations; or a function of a hullo.surgery.Site, as in lambda site: hullo.presets.xielu()"
             )
-        options = (self.bases, self.init, self.groups, self.parametrization, self.inner_scale)
-        if not is_class and options != (None, None, 1, None, None):
+        if not is_class and not replace(self, hull=None).is_default:
             raise TypeError(
                 f"hull={hull!r} is a function that makes hulls: give bases, init, groups, parametrization and "
                 "inner_scale to the hulls that it makes, not to replace_activations"
@@ -58,6 +57,12 @@ class Recipe:
     @property
     def _is_class(self) -> bool:
         return isinstance(self.hull, type) and issubclass(self.hull, Hull) and hasattr(self.hull, "set_class")
+
+    @property
+    def is_default(self) -> bool:
+        """Return whether the hulls start as the functions they replace, each with its default bases."""
+        given = (self.hull, self.bases, self.init, self.parametrization, self.inner_scale)
+        return self.groups == 1 and all(item is None for item in given)
 
     @property
     def infers_channels(self) -> bool:
@@ -165,17 +170,6 @@ def channel_dim_of(call: Call) -> int | None:
             return None
         dim = same_size[0]
     return -1 if dim == len(shape) - 1 and dim != 1 else dim
-
-
-def starts_alike(hull: Hull, site: Site) -> bool:
-    """Return whether a hull computes the function of its site."""
-    expected = site.known.coefficients(hull.bases)
-    rows = hull.local_rows()
-    if rows is None:  # no values, on the meta device
-        rows = torch.as_tensor(hull.init, dtype=torch.float64).reshape(hull.groups, -1).tolist()
-    if expected is None or len(expected) not in (1, len(rows)):
-        return False
-    return torch.allclose(torch.tensor(rows), torch.tensor(expected).expand(len(rows), -1), rtol=0, atol=1e-6)
 
 
 def _call_factory(factory: Any, site: Site) -> Hull:

@@ -14,7 +14,7 @@ from hullo.bases import Base, get_base, list_bases
 from hullo.modules import Hull, Init
 from hullo.parametrizations import Parametrization
 from hullo.recognition.known import AMBIGUOUS, LEARNED, Reading
-from hullo.surgery.build import Factory, Recipe, Share, starts_alike
+from hullo.surgery.build import Factory, Recipe, Share
 from hullo.surgery.edit import swap
 from hullo.surgery.find import called_twice, count_mentions, default_inputs, module_sites, observed_sites
 from hullo.surgery.prove import Comparison
@@ -218,15 +218,14 @@ def _swap_and_prove(
 ) -> Mapping[str, Hull]:
     """Put hulls in and prove the swap; return them by the names of their sites.
 
-    If the hulls start as other functions, the swap is proven with default hulls first.
+    Hulls that may start as other functions are put in and run after the swap is proven with default ones.
     """
     before = Snapshot(model)
     hulls = recipe.make(model, chosen)
-    is_alike = all(starts_alike(hulls[site.name], site) for site in chosen)
-    swap(model, sites, hulls if is_alike else Recipe().make(model, chosen))
     if compare:
+        swap(model, sites, hulls if recipe.is_default else Recipe().make(model, chosen))
         comparison.check(model, chosen)
-    if not is_alike:
+    if not (compare and recipe.is_default):
         before.restore()
         swap(model, sites, hulls)
         for mode in comparison.expected if compare else ():

@@ -47,11 +47,6 @@ class Site:
     edited: Sequence[Call] = ()  # one call for each expression that is changed to call the hull
 
     @property
-    def overwrites(self) -> bool:
-        """Return whether the activation overwrites its input."""
-        return any(call.overwrites for call in self.calls)
-
-    @property
     def known(self) -> Known:
         """Return the function there, for a site without a reason."""
         assert self.reading.known is not None  # noqa: S101
