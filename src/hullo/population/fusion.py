@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from hullo.bases import get_base
+from hullo.bases import Base, get_base
 from hullo.population import kernels
 from hullo.population.images import ImagesValue
 from hullo.population.kernels.late_gradients import LateGradients
@@ -66,20 +66,16 @@ class Fusion:
     Args:
         last: the node whose value they make, and in whose place they are computed.
         inner: the other nodes, which nothing else uses.
-        compute: the function that computes them from a lookup of values, the coefficients' rows and the context. It
-            returns the value, or two of them: of `last` and `second`, or of `last` for different users, so that the
-            kernel adds up their gradients.
-        act: the activation.
-        rows: the coefficients of an activation that is not a site.
-        dropout: the dropout node among them.
+        compute: the function that computes them from a lookup of values and the context. It returns the value, or two
+            of them: of `last` and `second`, or of `last` for different users, so that the kernel adds up their
+            gradients.
+        dropout: the dropout node among them, whose number the context has.
         second: the node among `inner` whose value is made, too.
     """
 
     last: fx.Node
     inner: frozenset[fx.Node]
-    compute: Callable[[LookUp, Any, Context], tuple[Value, ...]]
-    act: ActivationCall | None = None
-    rows: Tensor | None = None
+    compute: Callable[[LookUp, Context], tuple[Value, ...]]
     dropout: fx.Node | None = None
     second: fx.Node | None = None
 
@@ -139,19 +135,13 @@ def _read_act(node: Any, sites: Sites) -> ActivationCall | None:
         act = sites.get(site)
     elif isinstance(node, fx.Node) and isinstance(node.target, torch._ops.OpOverload):
         known = read_call(node.target.overloadpacket, node.args, node.kwargs).known
-        act = None if known is None else ActivationCall(known.bases, coefficients=known.rows[0])
+        act = None if known is None else _as_constant(known.bases, known.rows[0], node)
     return None if act is None or any(item.formula is None for item in act.bases) else act
 
 
-def _make(
-    node: fx.Node,
-    inner: list[fx.Node],
-    act: ActivationCall,
-    compute: Callable[..., Any],
-    dropout: fx.Node | None = None,
-) -> Fusion:
-    rows = torch.tensor(act.coefficients, device=node.meta["val"].device)
-    return Fusion(node, frozenset(inner) - {node}, compute, act, rows, dropout)
+def _as_constant(bases: tuple[Base, ...], numbers: Sequence[float], node: fx.Node) -> ActivationCall:
+    """Return an activation that is the same for all members, and is no site."""
+    return ActivationCall(bases, coefficients=torch.tensor(numbers, device=node.meta["val"].device))
 
 
 def _convolve(
@@ -194,7 +184,7 @@ def _find_pool(pool: fx.Node, sites: Sites) -> Fusion | None:
     convolution = source if _is_inner(source, aten.conv2d.default) else None
     if convolution is not None:
         inner.append(convolution)
-    act = act or ActivationCall((get_base("identity"),), coefficients=(1.0,))
+    act = act or _as_constant((get_base("identity"),), (1.0,), pool)
     inner, last, dropout, flat = [*inner, pool], pool, None, False
     rate, user = 0.0, _only_user(last)
     if user is not None and user.target is aten.dropout.default and user.args[2] and 0 < user.args[1] < 1:
@@ -205,18 +195,28 @@ def _find_pool(pool: fx.Node, sites: Sites) -> Fusion | None:
         if flatten is not None and flatten.target is aten.flatten.using_ints and list(flatten.args[1:]) == [1]:
             inner, last, flat = [*inner, user, flatten], flatten, True
 
-    def compute(get: LookUp, rows: Tensor, context: Context) -> tuple[Value, ...]:
+    def compute(get: LookUp, context: Context) -> tuple[Value, ...]:
         from hullo.population.kernels.act_pool_drop import combine_pool_drop
 
         x, bias, _ = _convolve(get, source, convolution, context, normed=False)
         x = as_images(split_images(x, context), context, stacked=False)
         seeds, steps, number = context.seeds, context.steps, context.number
         y = combine_pool_drop(
-            x, rows, act.bases, seeds, steps, number, rate, bias=bias, flat=flat, first=context.first, kinds=act.kinds
+            x,
+            context.rows_of(act),
+            act.bases,
+            seeds,
+            steps,
+            number,
+            rate,
+            bias=bias,
+            flat=flat,
+            first=context.first,
+            kinds=act.kinds,
         )
         return (Value(y, 0) if flat else split_channels(y, context),)
 
-    return _make(last, inner, act, compute, dropout)
+    return Fusion(last, frozenset(inner) - {last}, compute, dropout)
 
 
 def _find_norm(site: fx.Node, sites: Sites) -> Fusion | None:
@@ -239,7 +239,7 @@ def _find_group_norm(norm: fx.Node, sites: Sites) -> Fusion | None:
     """Find a norm of groups without an activation."""
     if norm.target is aten.batch_norm.default or not _normalizes(norm):
         return None
-    return _fuse_norm(norm, [norm], norm, None, ActivationCall((get_base("identity"),), coefficients=(1.0,)))
+    return _fuse_norm(norm, [norm], norm, None, _as_constant((get_base("identity"),), (1.0,), norm))
 
 
 def _fuse_norm(last: fx.Node, inner: list[fx.Node], norm: fx.Node, residual: Any, act: ActivationCall) -> Fusion | None:
@@ -259,7 +259,7 @@ def _fuse_norm(last: fx.Node, inner: list[fx.Node], norm: fx.Node, residual: Any
         user.target is aten.conv2d.default and arguments(user)["groups"] == 1 for user in last.users
     )
 
-    def compute(get: LookUp, rows: Tensor, context: Context) -> tuple[Value, ...]:
+    def compute(get: LookUp, context: Context) -> tuple[Value, ...]:
         stacked, measured = feeds_convolutions and is_batch_norm, is_batch_norm and given["training"]
         x, bias, moments = _convolve(get, source, convolution, context, normed=True, stacked=stacked, measured=measured)
         past = None
@@ -267,7 +267,7 @@ def _fuse_norm(last: fx.Node, inner: list[fx.Node], norm: fx.Node, residual: Any
             past = as_images(as_line(get(residual)), context, stacked=x.dim() == 5).to(x.dtype)
         if not is_batch_norm:
             affine = [None if item is None else flat_parameter(get(item), context) for item in parameters]
-            both = _normalize_groups(norm, last, context, x, affine, rows, act, bias, past)
+            both = _normalize_groups(norm, last, context, x, affine, act, bias, past)
             return tuple(split_images(y, context, line) for y in both)
         from hullo.population.kernels.bn_act import normalize_combine
 
@@ -279,7 +279,7 @@ def _fuse_norm(last: fx.Node, inner: list[fx.Node], norm: fx.Node, residual: Any
             variance,
             scale,
             shift,
-            rows,
+            context.rows_of(act),
             act.bases,
             given["training"],
             momentum=given["momentum"],
@@ -292,7 +292,7 @@ def _fuse_norm(last: fx.Node, inner: list[fx.Node], norm: fx.Node, residual: Any
         )
         return tuple(replace(split_images(y, context, line), late=None if line else late) for y in both)
 
-    return _make(last, inner, act, compute)
+    return Fusion(last, frozenset(inner) - {last}, compute)
 
 
 def _normalize_groups(
@@ -301,7 +301,6 @@ def _normalize_groups(
     context: Context,
     x: Tensor,
     affine: Sequence[Tensor | None],
-    rows: Tensor,
     act: ActivationCall,
     bias: Tensor | None,
     residual: Tensor | None,
@@ -319,7 +318,7 @@ def _normalize_groups(
         x,
         scale,
         shift,
-        rows,
+        context.rows_of(act),
         act.bases,
         width=_group_width(norm),
         eps=arguments(norm)["eps"],
@@ -358,14 +357,14 @@ def _find_linear(site: fx.Node, sites: Sites) -> Fusion | None:
     if act is None or act.groups > 1 or not _is_linear(layer):
         return None
 
-    def compute(get: LookUp, rows: Tensor, context: Context) -> tuple[Value, ...]:
+    def compute(get: LookUp, context: Context) -> tuple[Value, ...]:
         from hullo.population.kernels.bias_act import combine_biased
 
         product, bias = _product(get, layer, context)
-        y = combine_biased(product, bias, rows, act.bases, act.kinds)
+        y = combine_biased(product, bias, context.rows_of(act), act.bases, act.kinds)
         return (Value(y.view(context.members, *site.meta["val"].shape), 0),)
 
-    return _make(site, [layer], act, compute)
+    return Fusion(site, frozenset({layer}), compute)
 
 
 def _find_sum(norm: fx.Node, sites: Sites) -> Fusion | None:
@@ -384,7 +383,7 @@ def _find_sum(norm: fx.Node, sites: Sites) -> Fusion | None:
     linear = y if _is_linear(y) and one is not other else None
     is_random = dropout is not None and dropout.args[2]
 
-    def compute(get: LookUp, rows: None, context: Context) -> tuple[Value, ...]:
+    def compute(get: LookUp, context: Context) -> tuple[Value, ...]:
         from hullo.population.kernels.layer_norm import Dropout
 
         product, shift = (as_rows(context, get(y)), None) if linear is None else _product(get, linear, context)
@@ -420,7 +419,7 @@ def _find_layer_norm(norm: fx.Node, sites: Sites) -> Fusion | None:
     if not known or len(given["normalized_shape"]) > 1 or not 0 < given["normalized_shape"][0] <= MOST_COLUMNS:
         return None
 
-    def compute(get: LookUp, rows: None, context: Context) -> tuple[Value, ...]:
+    def compute(get: LookUp, context: Context) -> tuple[Value, ...]:
         return _normalize(norm, get, context, as_rows(context, get(given["input"])))[1:]
 
     return Fusion(norm, frozenset(), compute)

@@ -17,7 +17,7 @@ from torch import Tensor, fx
 
 from hullo._compat import add_to_each, is_out_of_memory
 from hullo.population.activations import Activations
-from hullo.population.fusion import Fusion, find_fusions
+from hullo.population.fusion import find_fusions
 from hullo.population.rules import RULES, Context, arguments, noise, norms, recurrent, shapes  # noqa: F401  (they register rules)
 from hullo.population.rules.strides import STRIDED, call_strided
 from hullo.population.trace.export import LoweringError, at_source, source_of
@@ -106,7 +106,10 @@ class Program:
 
     def _run_node(self, context: Context, node: fx.Node, env: dict[Any, Any]) -> None:
         if fusion := self.fusions.get(node):
-            result = self._compute_fused(context, fusion, env)
+            self.lowering[node] = "fused"
+            if fusion.dropout is not None:
+                context = replace(context, number=self.numbers[fusion.dropout])
+            result = fusion.compute(lambda item: _look_up(item, node, env), context)
             env[node] = result[0]
             users = list(dict.fromkeys(self.owner.get(user, user) for user in node.users))
             if fusion.second is not None:
@@ -131,14 +134,6 @@ class Program:
             if node not in seen and node.op == "call_function":
                 last.setdefault(after, []).append(node)
         return last
-
-    def _compute_fused(self, context: Context, fusion: Fusion, env: Mapping[Any, Any]) -> tuple[Value, ...]:
-        self.lowering[fusion.last] = "fused"
-        site = None if fusion.act is None else fusion.act.site
-        rows = fusion.rows if site is None else context.rows[site][0]
-        if fusion.dropout is not None:
-            context = replace(context, number=self.numbers[fusion.dropout])
-        return fusion.compute(lambda item: _look_up(item, fusion.last, env), rows, context)
 
     def _compute(self, context: Context, node: fx.Node, env: dict[Any, Any]) -> Any:
         args, kwargs = _look_up(node.args, node, env), _look_up(node.kwargs, node, env)

@@ -103,12 +103,12 @@ class ActivationCall:
     Args:
         bases: the base functions of any of the members.
         groups: groups of channels, a common multiple of the members' numbers.
-        site: the number of the site; None for a function.
+        site: the number of the site.
         channel_dim: the dimension of the channels, where there are several groups.
         members: the members.
         columns: the bases in the table of :class:`hullo.population.activations.Activations`; None for all.
         rows: rows of the table, one per member and group of channels.
-        coefficients: those of a function that is not in the table.
+        coefficients: those of a function that is no site.
         function: what computes the members' values instead: one base as it is, or the module of one member.
         is_scaled: whether a member has inner scales.
         kinds: which bases each member uses, where it differs and they cost time.
@@ -116,12 +116,12 @@ class ActivationCall:
 
     bases: tuple[Base, ...]
     groups: int = 1
-    site: int | None = None
+    site: int = 0
     channel_dim: int = 1
     members: Tensor = field(default_factory=_nothing)
     columns: Tensor | None = None
     rows: Tensor = field(default_factory=_nothing)
-    coefficients: tuple[float, ...] = ()
+    coefficients: Tensor | None = None
     function: Callable[[Value], Value] | None = None
     is_scaled: bool = False
     kinds: Kinds | None = None

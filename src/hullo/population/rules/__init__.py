@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, fx
+
+if TYPE_CHECKING:
+    from hullo.population.sites import ActivationCall
 
 Rule = Callable[..., Any]
 RULES: dict[Any, Rule] = {}
@@ -37,6 +40,10 @@ class Context:
     first: int = 0
     writes_parameters: bool = False
     rows: Sequence[Sequence[Tensor]] = ()
+
+    def rows_of(self, act: ActivationCall) -> Tensor:
+        """Return the coefficients of an activation that takes one call, or of one that is no site."""
+        return self.rows[act.site][0] if act.coefficients is None else act.coefficients
 
 
 def rule(*operators: Any) -> Callable[[Rule], Rule]:

@@ -28,13 +28,11 @@ def convolve(
     padding: Any = 0,
     dilation: Any = 1,
     groups: int = 1,
-) -> Value:
-    unbatched = len(x.shape) < len(weight.shape)
-    x = _with_batch(x) if unbatched else x
+) -> Any:
+    if len(x.shape) < len(weight.shape):  # without a batch
+        return NotImplemented
     y, _ = convolve_batch(context, x, weight, bias, stride, padding, dilation, groups)
-    if unbatched or len(weight.shape) == 5:
-        return split_channels(y, context, unbatched)
-    return split_images(y, context, line=len(weight.shape) == 3)
+    return split_channels(y, context) if len(weight.shape) == 5 else split_images(y, context, len(weight.shape) == 3)
 
 
 def convolve_batch(
@@ -178,20 +176,21 @@ def convolve_transposed(
     output_padding: Any = 0,
     groups: int = 1,
     dilation: Any = 1,
-) -> Value:
+) -> Any:
     dims = len(weight.shape)
+    if len(x.shape) < dims:  # without a batch
+        return NotImplemented
     function = {3: F.conv_transpose1d, 4: F.conv_transpose2d, 5: F.conv_transpose3d}[dims]
-    unbatched = len(x.shape) < dims
-    if not unbatched and groups == 1 and dims < 5 and kernels.support(weight.tensor):
+    if groups == 1 and dims < 5 and kernels.support(weight.tensor):
         given = as_line(x), as_line(weight), bias, stride, padding, output_padding, dilation
         fused = _convolve_transposed_fused(context, *given)
         if fused is not None:
             return split_images(fused, context, line=dims == 3)
-    images = side_by_side(_with_batch(x) if unbatched else x, context)
+    images = side_by_side(x, context)
     filters = weight.at(0, context.members).flatten(0, 1)
     groups *= context.members
     y = function(images, filters, flat_parameter(bias, context), stride, padding, output_padding, groups, dilation)
-    return split_channels(y, context, unbatched)
+    return split_channels(y, context)
 
 
 def _convolve_transposed_fused(
@@ -214,10 +213,6 @@ def _convolve_transposed_fused(
     images, (filters, biases) = as_images(x, context).to(dtype), _flat_parameters(weight, bias, context)
     size = (x.shape[2] if line else height, width)
     return convolve_transposed(images, filters, biases, members=context.members, stride=stride, padding=pad, size=size)
-
-
-def _with_batch(x: Value) -> Value:
-    return Value(x.tensor.unsqueeze(0), None if x.dim is None else x.dim + 1)
 
 
 def flat_parameter(parameter: Value | None, context: Context) -> Tensor | None:
@@ -250,7 +245,6 @@ def split_images(y: Tensor, context: Context, line: bool = False) -> Value:
     return Value(y, 0) if y.dim() == 5 - line else split_channels(y, context)
 
 
-def split_channels(y: Tensor, context: Context, unbatched: bool = False) -> Value:
+def split_channels(y: Tensor, context: Context) -> Value:
     """Return (B, K*C, ...) as the value (B, K, C, ...)."""
-    split: Tensor = torch.unflatten(y, 1, (context.members, -1))
-    return Value(split.squeeze(0), 0) if unbatched else Value(split, 1)
+    return Value(torch.unflatten(y, 1, (context.members, -1)), 1)

@@ -43,10 +43,12 @@ def _register_running(operator: Any, function: Callable[..., Tensor]) -> None:
             if stacked is not None:
                 return stacked
         images = side_by_side(x, context)
-        order = _in_order if images.device.type == "cpu" and images.dim() == 4 and len(images) == 1 else _as_it_is
+        shape = images.shape
+        if images.device.type == "cpu" and images.dim() == 4 and len(images) == 1:
+            images = images.flatten(2)  # where PyTorch's backward pass confuses orders in memory
         flat_mean, flat_variance = _flat_statistics(mean, context), _flat_statistics(variance, context)
         y = function(
-            order(images),
+            images,
             flat_mean,
             flat_variance,
             flat_parameter(weight, context),
@@ -58,7 +60,7 @@ def _register_running(operator: Any, function: Callable[..., Tensor]) -> None:
         if own_statistics:
             _write_back(mean, flat_mean, context)
             _write_back(variance, flat_variance, context)
-        return split_channels(order(y), context)
+        return split_channels(y.view(shape), context)
 
 
 def _normalize_stacked(
@@ -106,40 +108,6 @@ def _write_back(statistics: Value | None, updated: Tensor | None, context: Conte
     if statistics.dim != 0 or not statistics.tensor.is_contiguous():  # otherwise they were updated themselves
         with torch.no_grad():
             statistics.at(0, context.members).copy_(updated.view(context.members, -1))
-
-
-class _InOrder(torch.autograd.Function):
-    """Copy images, and their gradients, with the channels first.
-
-    With one sample and another order in memory, PyTorch's backward pass on a CPU confuses the orders of an input and
-    its gradient.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return x.clone(memory_format=torch.contiguous_format)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None: ...
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return _in_order(gradient)
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
-        return tangent.clone(memory_format=torch.contiguous_format)
-
-
-def _in_order(x: Tensor) -> Tensor:
-    y: Tensor = _InOrder.apply(x)  # type: ignore[no-untyped-call]
-    return y
-
-
-def _as_it_is(x: Tensor) -> Tensor:
-    return x
 
 
 _register_running(aten.batch_norm.default, F.batch_norm)
