@@ -5,15 +5,11 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
 from hullo import AffineHull, ConicHull, add_base
 from hullo.population import Population
-from hullo.population.regroup import join_members, split_members
-
-GROUPS = [torch.tensor([3, 0]), torch.tensor([1]), torch.tensor([2, 4])]
 
 
 def mixed(k: int) -> nn.Module:
@@ -87,23 +83,3 @@ def test_calls_of_many_members_compute_what_each_computes_alone() -> None:
         torch.testing.assert_close(y[k], alone)
         torch.testing.assert_close(population.stacked.get_parameter("0.bias").grad[k], member[0].bias.grad)
     torch.testing.assert_close(population.activations.slopes.grad[2], members[2][1].weight.grad)
-
-
-@pytest.mark.parametrize("dim", [0, 1, 2])
-def test_members_are_taken_apart_and_put_together(dim: int) -> None:
-    shape = [2, 3]
-    shape.insert(dim, 5)
-    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
-    parts = split_members(x, dim, GROUPS)
-    for part, members in zip(parts, GROUPS, strict=True):
-        assert part.equal(x.index_select(dim, members))
-    assert join_members(parts, dim, GROUPS).equal(x)
-
-    def scale(x: Tensor) -> Tensor:
-        parts = [part.sin() * (i + 1) for i, part in enumerate(split_members(x, dim, GROUPS))]
-        return join_members(parts, dim, GROUPS)
-
-    assert torch.autograd.gradcheck(scale, x)
-    assert torch.autograd.gradgradcheck(scale, x)
-    tangent = torch.func.jvp(scale, (x.detach(),), (torch.ones_like(x),))[1]
-    torch.testing.assert_close(tangent, torch.autograd.grad(scale(x).sum(), x)[0])

@@ -9,6 +9,7 @@ deep the networks are. Numbers that are not, of fixed activations and frozen hul
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,7 +27,6 @@ from hullo.optimizer_hook import watch
 from hullo.parametrizations import BuiltInParametrization, evaluate, get_parametrization
 from hullo.population import kernels
 from hullo.population.kernels.kinds import Kinds
-from hullo.population.regroup import join_members, split_members
 from hullo.population.sites import Activation, ActivationCall, ActivationSite
 from hullo.population.values import Value
 
@@ -67,6 +67,7 @@ class _Plan:
 
     Args:
         calls: the calls of each site.
+        orders: for each site, the members in the order of its calls, and how to undo that; None if it changes nothing.
         groups: parametrizations, the entries of the table that each makes coefficients of, (rows, numbers), and whether
             these are learned.
         order: for each row of all calls, its row of the table.
@@ -76,6 +77,7 @@ class _Plan:
     """
 
     calls: list[list[ActivationCall]]
+    orders: list[tuple[Tensor, Tensor] | None]
     groups: list[tuple[BuiltInParametrization, Tensor, bool]]
     order: Tensor
     uses: Tensor
@@ -222,10 +224,9 @@ class Activations(nn.Module):
 
     def _make_plan(self, fused: bool) -> _Plan:
         members, rows, bases = self.raw.shape
-        calls = [
-            [self._make_call(i, indices, fused) for indices in _partition(site, fused)]
-            for i, site in enumerate(self.sites)
-        ]
+        parts = [_partition(site, fused) for site in self.sites]
+        calls = [[self._make_call(i, indices, fused) for indices in part] for i, part in enumerate(parts)]
+        orders = [_order(list(itertools.chain(*part)), self.raw.device) for part in parts]
         taken = [row for site in calls for call in site for row in call.rows.tolist()]
         entries: dict[tuple[str, int, bool], dict[tuple[int, int], Tensor]] = {}
         for _, k, span, columns, activation in self._spans():
@@ -242,7 +243,7 @@ class Activations(nn.Module):
         order, uses = torch.tensor(taken, dtype=torch.int32), _uses(taken, members * rows)
         tensors = (order, uses, places.view(members * rows, bases))
         order, uses, places = (item.to(self.raw.device) for item in tensors)
-        return _Plan(calls, groups, order, uses, places)
+        return _Plan(calls, orders, groups, order, uses, places)
 
     def _make_call(self, index: int, indices: list[int], fused: bool) -> ActivationCall:
         """Return the call of some members of a site."""
@@ -335,13 +336,16 @@ class Activations(nn.Module):
         calls = self._plan.calls[index]
         if len(calls) == 1:
             return self._call(calls[0], rows[index][0], x)
-        dim, members = 0 if x.dim is None else x.dim, [call.members for call in calls]
-        parts = split_members(x.at(dim, len(self.codes)), dim, members)
+        dim, order = 0 if x.dim is None else x.dim, self._plan.orders[index]
+        y = x.at(dim, len(self.codes))
+        y = y if order is None else y.index_select(dim, order[0])
+        parts = torch.split(y, [len(call.members) for call in calls], dim)
         made = [
             self._call(call, coefficients, Value(part, dim)).at(dim, len(call.members))
             for call, coefficients, part in zip(calls, rows[index], parts, strict=True)
         ]
-        return Value(join_members(made, dim, members), dim)
+        y = torch.cat(made, dim)
+        return Value(y if order is None else y.index_select(dim, order[1]), dim)
 
     def _call(self, call: ActivationCall, coefficients: Tensor, x: Value) -> Value:
         """Return the activations of the members of one call, at their values."""
@@ -416,6 +420,12 @@ def _allocate(sites: Sequence[ActivationSite], members: int) -> tuple[list[list[
             used[k] = max(used[k], start + activation.groups)
             starts[-1].append(start)
     return starts, max(used, default=0)
+
+
+def _order(members: list[int], device: torch.device) -> tuple[Tensor, Tensor] | None:
+    """Return members and the permutation that sorts them; None if they are sorted."""
+    order = torch.tensor(members, device=device)
+    return None if members == sorted(members) else (order, order.argsort())
 
 
 def _uses(order: Sequence[int], rows: int) -> Tensor:

@@ -159,7 +159,7 @@ class ActivationSite:
 
     def call(self, k: int, x: Value) -> Value:
         """Return what member k's own module computes, which must have the shape of its input."""
-        function, given = self.activations[k].function, x.select(0)
+        function, given = self.activations[k].function, x.select(0).clone()  # it may change its input
         assert function is not None  # noqa: S101
         y: Tensor = function(given)
         if y.shape != given.shape:
