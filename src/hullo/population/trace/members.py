@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
@@ -80,38 +80,34 @@ def read_members(
     return graphs[kinds[0]] if len(graphs) == 1 else _merge(graphs, kinds, device)
 
 
-class _Operation(NamedTuple):
-    """Hold a node, a description that must be the same in all graphs, and the numbers that may differ, by position."""
-
-    node: fx.Node
-    description: str
-    numbers: dict[int, float]
-
-
 def _merge(graphs: Mapping[Kind, Graph], kinds: Sequence[Kind], device: torch.device) -> Graph:
     """Return the first member's graph, with one number per member where the other graphs have other ones."""
-    operations = {kind: list(_describe(graph)) for kind, graph in graphs.items()}
-    for kind in graphs:
-        for one, two in itertools.zip_longest(operations[kinds[0]], operations[kind]):
-            if one is None or two is None or one.description != two.description:
+    first, rates = graphs[kinds[0]], dict[fx.Node, dict[int, Tensor]]()
+    for nodes in itertools.zip_longest(*(graph.nodes for graph in graphs.values())):
+        described = [
+            ("nothing", {}) if node is None else _describe(node, graph)
+            for node, graph in zip(nodes, graphs.values(), strict=True)
+        ]
+        for kind, (text, _) in zip(graphs, described, strict=True):
+            if text != described[0][0]:
+                where = at_source(next(node for node in nodes if node is not None))
                 raise ValueError(
                     f"members 0 and {kinds.index(kind)} differ in {kind[0] or kinds[0][0]}, which changes more than a "
-                    f"rate of dropout or a factor{at_source((one or two).node)}; give networks of one architecture (a "
-                    "rate of zero may skip operations: give a small one instead)"
+                    f"rate of dropout or a factor{where}; give networks of one architecture (a rate of zero may skip "
+                    "operations: give a small one instead)"
                 )
-    rates: dict[fx.Node, dict[int, Tensor]] = {}
-    for each in zip(*(operations[kind] for kind in kinds), strict=True):
-        node = each[0].node
-        for position in each[0].numbers:
-            own = [operation.numbers[position] for operation in each]
+        numbers = {kind: own for kind, (_, own) in zip(graphs, described, strict=True)}
+        for position in numbers[kinds[0]]:
+            own = [numbers[kind][position] for kind in kinds]
             if len({*own}) > 1:
-                rates.setdefault(node, {})[position] = torch.tensor(own, dtype=_dtype(node, own), device=device)
+                number = torch.tensor(own, dtype=_dtype(nodes[0], own), device=device)
+                rates.setdefault(nodes[0], {})[position] = number
     for node, positions in rates.items():  # positional arguments, and no number that a fusion accepts
         given = arguments(node)
         args = [*node.args, *list(given.values())[len(node.args) : max(positions) + 1]]
         node.kwargs = {name: item for name, item in node.kwargs.items() if name not in list(given)[: len(args)]}
         node.args = tuple(torch.nan if position in positions else item for position, item in enumerate(args))
-    return replace(graphs[kinds[0]], rates=rates)
+    return replace(first, rates=rates)
 
 
 def with_rates(node: fx.Node, args: Sequence[Any], rates: Mapping[int, Tensor]) -> Sequence[Any]:
@@ -120,21 +116,16 @@ def with_rates(node: fx.Node, args: Sequence[Any], rates: Mapping[int, Tensor]) 
     return [own.get(position, item) for position, item in enumerate(args)]
 
 
-def _describe(graph: Graph) -> Iterator[_Operation]:
-    index = {node: i for i, node in enumerate(graph.nodes)}
-    for node in graph.nodes:
-        given: dict[Any, Any] = dict(enumerate(node.args))
-        numbers = {}
-        if isinstance(node.target, torch._ops.OpOverload):
-            given = dict(enumerate(arguments(node).values()))
-            numbers = {position: given.pop(position) for position in _positions(node, given)}
-        source = graph.inputs.get(node.name)
-        if source is not None and source[0] == "constant":
-            source = ("constant", source[1].tolist())
-        name = "" if node.op == "placeholder" else str(node.target)
-        described = fx.node.map_arg(given, lambda item: f"node {index[item]}")
-        dtype = getattr(node.meta.get("val"), "dtype", None)
-        yield _Operation(node, repr((node.op, name, described, source, dtype)), numbers)
+def _describe(node: fx.Node, graph: Graph) -> tuple[str, dict[int, float]]:
+    """Return a text that must be the same in all graphs, and the numbers that may differ, by position."""
+    given: dict[int, Any] = dict(enumerate(node.args))
+    numbers: dict[int, float] = {}
+    if isinstance(node.target, torch._ops.OpOverload):
+        given = dict(enumerate(arguments(node).values()))
+        numbers = {position: given.pop(position) for position in _positions(node, given)}
+    kind, what = graph.inputs.get(node.name, ("", None))
+    what = what.tolist() if kind == "constant" else what
+    return repr((node.name, node.target, given, kind, what, getattr(node.meta.get("val"), "dtype", None))), numbers
 
 
 def _positions(node: fx.Node, given: Mapping[int, Any]) -> list[int]:
