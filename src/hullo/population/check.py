@@ -50,14 +50,6 @@ class Report:
         )
 
 
-class _Difference(Exception):  # noqa: N818  (raised and caught here)
-    """Carry the kind of tensor that differs, its name, and a text that says how it differs."""
-
-    def __init__(self, kind: str, name: str, text: str) -> None:
-        super().__init__(f"{name} {text}")
-        self.kind, self.text = kind, text
-
-
 def check_population(population: Population, args: tuple[Any, ...], kwargs: dict[str, Any], in_dims: Any) -> Report:
     """Compare some members alone with their population, as :meth:`Population.check` says."""
     report = Report(_choose(population))
@@ -132,53 +124,47 @@ class _Session:
 
     def __init__(self, population: Population, program: Program, values: Sequence[Any], spec: Any) -> None:
         self.population, self.program, self.values, self.spec = population, program, values, spec
-        self.shared = tuple(f"{site.path}." for site in population.activations.sites if site.is_shared)
         self.made = _outputs_by_module(program)
         self.found: dict[fx.Node, dict[int, Tensor]] = {}  # what members computed in the population's last call
         self.module = ""  # the first one that differed in the last call of a member
 
     def compare(self, report: Report) -> None:
         """Raise a ContractError for the first difference of a member alone; else note the differences."""
-        alone = {k: self.population[k] for k in report.members}
-        for network in alone.values():
-            disable_cache(network)
+        population = self.population
+        alone = {k: population[k] for k in report.members}
+        shared = tuple(f"{site.path}." for site in population.activations.sites if site.is_shared)
 
         def observe(node: fx.Node, value: Any) -> None:
             if isinstance(value, Value):
                 self.found[node] = {k: value.select(k).detach().clone() for k in alone}
 
+        for network in alone.values():
+            disable_cache(network)
         for call in range(1, CALLS + 1):
             values = [_copy(item) if type(item) is Value else item for item in self.values]
-            outputs = self.population._run(values, self.spec, observe)
-            gradients = _differentiate(outputs, dict(self.population.named_parameters()), len(self.population))
-            with stateless._reparametrize_module(self.population, gradients):  # its members hold their gradients
-                own = {k: dict(self.population[k].named_parameters()) for k in alone}
+            outputs = population._run(values, self.spec, observe)
+            gradients = _differentiate(outputs, dict(population.named_parameters()), len(population))
+            with stateless._reparametrize_module(population, gradients):  # its members hold their gradients
+                own = {k: dict(population[k].named_parameters()) for k in alone}
             for k, network in alone.items():
+                where = f"member {k} alone differs from the population, call {call} in {_mode(population)} mode"
                 try:
-                    self._compare_member(report, k, network, outputs, own[k])
-                except _Difference as found:
-                    where = f"call {call} in {'training' if self.population.training else 'evaluation'} mode"
-                    module = "" if found.kind == "gradients" else self.module
-                    raise ContractError(
-                        f"member {k} alone differs from the population, {where}: {found}{module}; {_advise(found.kind)}"
-                    ) from None
-
-    def _compare_member(
-        self, report: Report, k: int, network: nn.Module, outputs: Any, gradients: Mapping[str, Tensor]
-    ) -> None:
-        alone = self._call_alone(k, network)
-        named = {f"output {i}": item for i, item in enumerate(_tensors(alone))}
-        found = {f"output {i}": item[k] for i, item in enumerate(_tensors(outputs))}
-        report.outputs = max(report.outputs, _compare("outputs", found, named))
-        buffers = dict(self.population[k].named_buffers()), dict(network.named_buffers())
-        report.buffers = max(report.buffers, _compare("buffers", *buffers))
-        parameters = {  # the gradient of a shared hull is a sum over members
-            name: item
-            for name, item in network.named_parameters()
-            if item.requires_grad and not name.startswith(self.shared)
-        }
-        expected = _differentiate(alone, parameters)
-        report.gradients = max(report.gradients, _compare("gradients", gradients, expected))
+                    result = self._call_alone(k, network)
+                except Exception as error:
+                    text = f"it raises {type(error).__name__}: {error}{self.module}; {_CONTRACT}"
+                    raise ContractError(f"{where}: {text}") from error
+                named = {f"output {i}": item for i, item in enumerate(_tensors(result))}
+                found = {f"output {i}": item[k] for i, item in enumerate(_tensors(outputs))}
+                report.outputs = max(report.outputs, _compare(where, "outputs", found, named, self.module))
+                buffers = dict(population[k].named_buffers()), dict(network.named_buffers())
+                report.buffers = max(report.buffers, _compare(where, "buffers", *buffers, self.module))
+                parameters = {  # the gradient of a shared hull is a sum over members
+                    name: item
+                    for name, item in network.named_parameters()
+                    if item.requires_grad and not name.startswith(shared)
+                }
+                expected = _differentiate(result, parameters)
+                report.gradients = max(report.gradients, _compare(where, "gradients", own[k], expected))
 
     def _call_alone(self, k: int, network: nn.Module) -> Any:
         """Call a member with the random numbers of the last call of the population; compare what its modules return."""
@@ -194,18 +180,14 @@ class _Session:
             found = [self.found[node][k] for node in nodes]
             counts[path] += 1
             if not self.module and len(found) == len(expected):
-                try:
-                    _compare("outputs", dict(enumerate(found)), dict(enumerate(expected)))
-                except _Difference as difference:
-                    what = f"{path!r} ({type(module).__name__}), which {difference.text}"
-                    self.module = f"; the first module that differs is {what}"
+                _, text = _difference("outputs", dict(enumerate(found)), dict(enumerate(expected)))
+                what = f"{path!r} ({type(module).__name__}), which {text.partition(' ')[2]}"
+                self.module = f"; the first module that differs is {what}" if text else ""
 
         hooks = [module.register_forward_hook(compare) for module in names]
         try:
             with SameDraws(self.program.numbers, context):
                 result = network(*args, **kwargs)
-        except Exception as error:
-            raise _Difference("outputs", "it", f"raises {type(error).__name__}: {error}") from error
         finally:
             for hook in hooks:
                 hook.remove()
@@ -213,16 +195,18 @@ class _Session:
         return result
 
 
-def _advise(kind: str) -> str:
-    if kind == "gradients":
-        return (
-            "the derivative of forward is that of its operations: write others as x + (f(x) - x).detach(), without a "
-            "torch.autograd.Function or a hook, and take derivatives outside of forward"
-        )
-    return (
-        "forward may compute with inputs, parameters and buffers, change buffers, and draw random numbers by torch; "
-        "let what it keeps be a buffer, and what it reads elsewhere an input"
-    )
+_CONTRACT = (
+    "forward may compute with inputs, parameters and buffers, change buffers, and draw random numbers by torch; let "
+    "what it keeps be a buffer, and what it reads elsewhere an input"
+)
+_DERIVATIVES = (
+    "the derivative of forward is that of its operations: write others as x + (f(x) - x).detach(), without a "
+    "torch.autograd.Function or a hook, and take derivatives outside of forward"
+)
+
+
+def _mode(population: Population) -> str:
+    return "training" if population.training else "evaluation"
 
 
 def _copy(value: Value) -> Value:
@@ -252,31 +236,40 @@ def _differentiate(outputs: Any, parameters: Mapping[str, Tensor], members: int 
     return result
 
 
-def _compare(kind: str, found: Mapping[Any, Tensor], expected: Mapping[Any, Tensor]) -> float:
-    """Return the largest relative difference of tensors, as norms; raise a difference beyond rounding.
+def _compare(
+    where: str, kind: str, found: Mapping[Any, Tensor], expected: Mapping[Any, Tensor], module: str = ""
+) -> float:
+    """Return the largest relative difference of tensors; raise a ContractError for one beyond rounding."""
+    worst, text = _difference(kind, found, expected)
+    if text:
+        raise ContractError(f"{where}: {text}{module}; {_DERIVATIVES if kind == 'gradients' else _CONTRACT}")
+    return worst
+
+
+def _difference(kind: str, found: Mapping[Any, Tensor], expected: Mapping[Any, Tensor]) -> tuple[float, str]:
+    """Return the largest relative difference of tensors, as norms, and what the first beyond rounding is.
 
     A tensor that is zero apart from rounding is compared with the largest of its kind.
     """
     if len(found) < len(expected):
-        raise _Difference(kind, "it", f"has {len(expected)} {kind} alone, {len(found)} in the population")
+        return torch.inf, f"it has {len(expected)} {kind} alone, {len(found)} in the population"
     wide = {name: (_widen(found[name]), _widen(item)) for name, item in expected.items()}
     largest = max((float(pair[1].nan_to_num(0, 0, 0).norm()) for pair in wide.values()), default=0.0)
     worst = 0.0
     for name, (one, other) in reversed(wide.items()) if kind == "gradients" else wide.items():
-        what = f"{kind[:-1]} of {name}" if kind == "gradients" else f"buffer {name}" if kind == "buffers" else name
+        what = {"gradients": f"gradient of {name}", "buffers": f"buffer {name}"}.get(kind, str(name))
         if one.shape != other.shape:
-            shapes = f"{tuple(other.shape)} alone, {tuple(one.shape)} in the population"
-            raise _Difference(kind, what, f"has shape {shapes}")
+            return torch.inf, f"{what} has shape {tuple(other.shape)} alone, {tuple(one.shape)} in the population"
         is_same = (one == other) | (one.isnan() & other.isnan())
         apart = torch.where(is_same, 0.0, one - other).nan_to_num(torch.inf, torch.inf, torch.inf)
         tolerance, eps = _rounding(expected[name], kind)
         norm = float(other.nan_to_num(0, 0, 0).norm())
         relative = float(apart.norm()) / max(norm + 100 * eps / tolerance * largest, 1e-30)
+        worst = max(worst, relative)
         if relative > tolerance:
             share = f"{relative:.2%} of its norm" if other.any() else "and is zero alone"
-            raise _Difference(kind, what, f"differs by {float(apart.abs().max()):.2g} at most, {share}")
-        worst = max(worst, relative)
-    return worst
+            return worst, f"{what} differs by {float(apart.abs().max()):.2g} at most, {share}"
+    return worst, ""
 
 
 def _widen(tensor: Tensor) -> Tensor:
