@@ -376,8 +376,19 @@ def test_without_inputs_modules_are_replaced_and_functions_counted() -> None:
     assert "1 of relu, 1 of tanh, 1 of gelu" in str(hullo.summary(model))
     with pytest.raises(ValueError, match=r"1 of relu, 1 of tanh, 1 of gelu; example_inputs"):
         hullo.replace_activations(TwoWays())
+    with pytest.raises(ValueError, match=r"none was found; example_inputs"):
+        hullo.replace_activations(HoldsFunctions())
     with pytest.warns(UserWarning, match="relu in several places"):
         hullo.replace_activations(Twice())
+
+
+class HoldsFunctions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.acts = [torch.relu, torch.tanh]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.acts[1](self.acts[0](x))
 
 
 class Twice(nn.Module):

@@ -261,6 +261,49 @@ class Implementation(Interface[int]):
         return F.elu(x)
 
 
+class Guarded(Base):
+    """It refuses assignments once it is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_made = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "training" and vars(self).get("is_made"):
+            raise AttributeError(f"{name} cannot be set")
+        super().__setattr__(name, value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.a(x))
+
+
+class Chain(Base):
+    """A chain over several lines, in which a call does not begin where its expression does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (
+            self.a(x)
+            .relu()
+            .mul(2)
+            .tanh()
+        )  # fmt: skip
+
+
+class Bound(Base):
+    """Methods without a module, which are activations as a whole."""
+
+    @staticmethod
+    def first(x: Tensor) -> Tensor:
+        return F.relu(x)
+
+    @classmethod
+    def second(cls, x: Tensor) -> Tensor:
+        return F.gelu(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.b(self.first(self.a(x))))
+
+
 # The model, its inputs, the hulls, and words of the reason for what is left.
 CASES: dict[type[nn.Module], tuple[Any, list[str], str]] = {
     CallsScript: (X, ["b_tanh"], "scripted code calls it"),
@@ -284,6 +327,9 @@ CASES: dict[type[nn.Module], tuple[Any, list[str], str]] = {
     Buffered: (X, ["b_relu"], "writes its result to out"),
     Property: (X, ["a_tanh"], "scale is a property"),
     Implementation: (X, ["a_elu", "a_tanh"], ""),
+    Guarded: (X, ["a_relu"], ""),
+    Chain: (X, ["a_relu", "a_tanh"], ""),
+    Bound: (X, ["a_relu", "b_gelu"], ""),
     Lambdas: (X, ["a_relu.0", "a_relu.1"], ""),
     Table: (X, ["a_leaky_relu", "a_relu", "a_tanh"], ""),
 }

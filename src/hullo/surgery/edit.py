@@ -18,7 +18,7 @@ from hullo.surgery.prove import Comparison
 from hullo.surgery.sites import Site, Slot, input_of
 from hullo.surgery.source import Method, call_at, functions_in, loops_around, parse
 from hullo.surgery.state import Snapshot
-from hullo.surgery.write import NewMethod, origin_of, rewritten
+from hullo.surgery.write import NewMethod, origin_of, rewrite
 
 _HOOKS = [name for name in vars(nn.Identity()) if name.startswith(("_forward_", "_backward_", "_is_full_backward"))]
 
@@ -40,7 +40,7 @@ def swap(model: nn.Module, sites: Sequence[Site], hulls: Mapping[str, Hull]) -> 
     frozen = frozen_sites(model, chosen)
     _check_loops(affected, hulls)
     for owner, methods in _new_methods(affected):
-        owner.__class__ = rewritten(owner, methods)
+        rewrite(owner, methods)
     hooked: set[int] = set()
     for site in affected:
         hull = hulls.get(site.name)

@@ -21,7 +21,7 @@ from hullo.surgery.source import Position, activation_calls, count_calls, own_fu
 from hullo.surgery.state import Inputs
 
 NOT_RUN = "it did not run on example_inputs, or ran in another thread"
-NO_INPUTS = "calls of functions are found by example_inputs="
+NO_INPUTS = "example_inputs= finds calls of functions"
 
 
 def default_inputs(model: nn.Module) -> Inputs | None:
@@ -47,12 +47,11 @@ def observed_sites(model: nn.Module, comparison: Comparison) -> list[Site]:
     Hulls of a loop are swapped in for a moment, to find out which iterations call which of them.
     """
     calls = comparison.calls
-    seen = {(call.code.co_filename, call.position) for call in calls if call.code is not None}
     while True:
         sites = Planner(model, group_calls(calls)).sites()
         undecided = learn_iterations(model, sites, comparison)
         if not undecided:
-            return [*sites, *_idle_modules(model, comparison.ran), *_mentions(model, seen, NOT_RUN)]
+            return [*sites, *_idle_modules(model, comparison.ran), *_mentions(model, comparison.seen, NOT_RUN)]
         for call in (call for site in undecided for call in site.calls):
             call.together = True
 

@@ -13,7 +13,7 @@ from hullo.gating import GatedHull
 from hullo.modules import Hull
 from hullo.surgery.sites import named_hulls
 from hullo.surgery.source import functions_in, method_of, own_functions, parse
-from hullo.surgery.write import NewMethod, origin_of, rewritten
+from hullo.surgery.write import NewMethod, origin_of, rewrite
 
 
 def fuse_gates(model: nn.Module) -> nn.Module:
@@ -75,7 +75,7 @@ def _fuse(owner: nn.Module, name: str, hull: Hull) -> bool:
         return False
     home, method_name, _ = method_of(type(owner), function.__code__)  # type: ignore[misc]
     text = ast.unparse(ast.fix_missing_locations(tree))
-    owner.__class__ = rewritten(owner, [NewMethod(origin_of(home), method_name, 0, text)])
+    rewrite(owner, [NewMethod(origin_of(home), method_name, 0, text)])
     owner._modules[name] = GatedHull(hull).train(hull.training)
     return True
 

@@ -6,6 +6,7 @@ import contextlib
 import sys
 import types
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -112,6 +113,7 @@ class Observer(TorchFunctionMode):
         self.members = {id(module) for module in model.modules()}
         self.calls: list[Call] = []
         self.ran: set[int] = set()
+        self.seen: set[tuple[str, Position]] = set()  # files and positions of calls
         self._mode, self._readings = mode, readings
         self._running: list[_Running] = []
         self._forwards = 0
@@ -220,6 +222,8 @@ class Observer(TorchFunctionMode):
             found = _locate(sys._getframe(2), self.members, callee)
             if found is None and callee is None:
                 return  # a call outside of the model
+            if found is not None:
+                self.seen.add((found.first.f_code.co_filename, _position(found.first)))
             if x is not None and not x.is_floating_point():
                 reading = Reading(None, f"its input has dtype {x.dtype}")
             elif x is not None and x.layout != torch.strided:
@@ -238,7 +242,7 @@ class Observer(TorchFunctionMode):
                 else:
                     what, reading = found.below.f_code.co_name, whole
             owner, code = (None, None) if found is None else (found.owner, found.frame.f_code)
-            at = (0, 0, 0, 0) if found is None else _position(found.frame)
+            line = 0 if found is None else found.frame.f_lineno
             self.calls.append(
                 Call(
                     what=what,
@@ -246,8 +250,8 @@ class Observer(TorchFunctionMode):
                     callee=callee,
                     owner=owner,
                     code=code,
-                    position=at,
-                    place="" if code is None else f"{code.co_qualname}, line {at[0]}",
+                    position=(0, 0) if found is None else _position(found.frame),
+                    place="" if code is None else f"{code.co_qualname}, line {line}",
                     argument=argument,
                     helper=helper,
                     last=self._last,
@@ -312,9 +316,8 @@ def _owner(frame: types.FrameType, members: set[int]) -> nn.Module | None:
 
 def _position(frame: types.FrameType) -> Position:
     """Return the position of the expression that a frame evaluates."""
-    positions = list(frame.f_code.co_positions())
-    line, end_line, column, end_column = positions[frame.f_lasti // 2]
-    return line or 0, column or 0, end_line or 0, end_column or 0
+    _, end_line, _, end_column = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
+    return end_line or 0, end_column or 0
 
 
 def _rebuild(frame: types.FrameType) -> tuple[Any, tuple[int, str]]:
@@ -334,4 +337,4 @@ def _rebuild(frame: types.FrameType) -> tuple[Any, tuple[int, str]]:
         named = dict(zip(names[code.co_argcount :], values[code.co_argcount :], strict=True))
         return function(*values[: code.co_argcount], **named)
 
-    return call, (index - (names[0] == "self"), names[index])
+    return call, (index - (names[0] in ("self", "cls")), names[index])

@@ -22,6 +22,7 @@ from hullo.modules import Hull
 from hullo.recognition.known import Reading
 from hullo.surgery.observe import Call, Observer
 from hullo.surgery.sites import Site
+from hullo.surgery.source import Position
 from hullo.surgery.state import Inputs, hook_inputs, restored, run
 
 _RUNS = (
@@ -74,6 +75,7 @@ class Comparison:
         self._inputs, self._tolerance = inputs, max([coarsest, *(_TOLERANCES.get(dtype, 0.0) for dtype in dtypes)])
         self.shapes: dict[str, Tensor] = {}  # the last input of each hull, on the meta device
         self.ran: set[int] = set()  # the ids of modules that ran
+        self.seen: set[tuple[str, Position]] = set()  # files and positions of calls of activations
         self.expected: dict[str, Outcome] = {}
         self._settings: dict[str, tuple[bool, bool]] = {}
         readings: dict[int, tuple[nn.Module, Reading | None]] = {}
@@ -88,7 +90,9 @@ class Comparison:
             except Exception as error:  # in training mode, a batch of one may fail, or targets may be missing
                 failures.append(error)
             else:
-                self.ran |= observer.ran if observer else set()
+                if observer is not None:
+                    self.ran |= observer.ran
+                    self.seen |= observer.seen
         if not self.expected:
             raise failures[-1]
 

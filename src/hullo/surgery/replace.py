@@ -16,7 +16,14 @@ from hullo.parametrizations import Parametrization
 from hullo.recognition.known import AMBIGUOUS, LEARNED, Reading
 from hullo.surgery.build import Factory, Recipe, Share
 from hullo.surgery.edit import swap
-from hullo.surgery.find import called_twice, count_mentions, default_inputs, module_sites, observed_sites
+from hullo.surgery.find import (
+    NO_INPUTS,
+    called_twice,
+    count_mentions,
+    default_inputs,
+    module_sites,
+    observed_sites,
+)
 from hullo.surgery.prove import Comparison
 from hullo.surgery.sites import Site, named_hulls
 from hullo.surgery.state import Inputs, Snapshot
@@ -124,7 +131,7 @@ def replace_activations(
 def _swap_modules(model: nn.Module, choice: Choice, recipe: Recipe) -> None:
     """Replace modules, without running the model."""
     sites = module_sites(model)
-    chosen = choice.select(sites)
+    chosen = choice.select(sites, "; " + NO_INPUTS)
     shared = {site.name: site.name for site in chosen}
     if twice := called_twice(chosen):
         warnings.warn(
@@ -254,8 +261,8 @@ class Choice:
         self._families, self._members = _read_functions(functions)
         self._choices = _read_choices(where)
 
-    def select(self, sites: Sequence[Site]) -> list[Site]:
-        """Return the chosen sites; raise ValueError if there are none."""
+    def select(self, sites: Sequence[Site], hint: str = "") -> list[Site]:
+        """Return the chosen sites; raise ValueError, with a hint, if there are none."""
         replaceable = [site for site in sites if not site.reason and self._has_function(site)]
         chosen = [
             site
@@ -268,14 +275,16 @@ class Choice:
                 + _shorten((site.name for site in replaceable), ", ")
             )
         if not chosen:
-            found = [f"{site.name or 'the model'} ({site.function}): {self._why(site)}" for site in sites]
             counts = count_mentions(sites)
+            found = [f"the source calls functions: {counts}"] if counts else []
+            found += [
+                f"{site.name or 'the model'} ({site.function}): {self._why(site)}"
+                for site in sites
+                if site.reason != NO_INPUTS
+            ]
             present = f"the model has {len(self._hulls)} hulls already, and " if self._hulls else ""
-            raise ValueError(
-                f"{present}no activation can be replaced: "
-                + (f"the source calls functions: {counts}; example_inputs= finds them. " if counts else "")
-                + (_shorten(found, "; ") or "none was found")
-            )
+            listed = _shorten(found, "; ") or "none was found"
+            raise ValueError(f"{present}no activation can be replaced: {listed}{hint}")
         return chosen
 
     def _has_function(self, site: Site) -> bool:

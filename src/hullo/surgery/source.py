@@ -11,13 +11,13 @@ from typing import Any
 
 from hullo.recognition.table import NAMES
 
-Position = tuple[int, int, int, int]  # line, column, last line, last column
+Position = tuple[int, int]  # of a call: its last line and column, where no other call ends
 _DEPTH = 6  # of decorators
 
 
-def position(node: ast.expr | ast.stmt) -> Position:
-    """Return the position of a node, which identifies it among nodes of its type."""
-    return node.lineno, node.col_offset, node.end_lineno or 0, node.end_col_offset or 0
+def position(node: ast.Call) -> Position:
+    """Return the position of a call, which identifies it among the calls of its file."""
+    return node.end_lineno or 0, node.end_col_offset or 0
 
 
 def codes(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -110,10 +110,7 @@ def names_in(code: types.CodeType) -> tuple[str, ...]:
 
 def call_at(tree: ast.AST, at: Position) -> ast.Call | None:
     """Return the call at a position of a tree; None if there is none."""
-    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    exact = [node for node in nodes if position(node) == at]
-    same_end = [node for node in nodes if position(node)[2:] == at[2:]]  # of a method in a chain over several lines
-    return next(iter(exact or same_end), None)
+    return next((node for node in ast.walk(tree) if isinstance(node, ast.Call) and position(node) == at), None)
 
 
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)

@@ -229,8 +229,8 @@ def written(module: nn.Module) -> tuple[type, tuple[NewMethod, ...]]:
     return vars(current).get("_hullo_written", (current, ()))  # type: ignore[no-any-return]
 
 
-def rewritten(module: nn.Module, methods: Iterable[NewMethod]) -> type[nn.Module]:
-    """Return a class for a module with these rewritten methods, and those rewritten before."""
+def rewrite(module: nn.Module, methods: Iterable[NewMethod]) -> None:
+    """Give a module a class with these rewritten methods, and those rewritten before."""
     cls, before = written(module)
     latest = {(method.home, method.name, method.index): method for method in (*before, *methods)}
-    return derived(cls, tuple(latest.values()))
+    object.__setattr__(module, "__class__", derived(cls, tuple(latest.values())))  # a class may refuse assignments
