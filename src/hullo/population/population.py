@@ -232,7 +232,6 @@ class Population(nn.Module):
         self._empty[0].train(mode)
         return self
 
-    @torch.compiler.disable(reason="torch.compile does not compile a population; use hullo.population.capture")  # type: ignore[untyped-decorator,no-untyped-call]
     def forward(self, *args: Any, in_dims: Any = 0, **kwargs: Any) -> Any:
         """Return the members' outputs, stacked in the first dimension, nested as a network returns them.
 
@@ -243,6 +242,14 @@ class Population(nn.Module):
                 if a tuple is given. Do not forget None for a shared batch: one whose size happens to be K would be
                 split, one sample for each member.
         """
+        call = self._call
+        if torch.compiler.is_compiling():  # not as a decorator, which imports the compiler
+            reason = "torch.compile does not compile a population; use hullo.population.capture"
+            call = torch.compiler.disable(call, reason=reason)  # type: ignore[no-untyped-call]
+        return call(args, kwargs, in_dims)
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], in_dims: Any) -> Any:
+        """Compute the outputs."""
         return self._run(*self._wrap(args, kwargs, in_dims))
 
     def _run(self, values: list[Any], spec: Any, observe: Callable[[fx.Node, Any], None] | None = None) -> Any:
