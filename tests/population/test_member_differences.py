@@ -98,10 +98,10 @@ class Reader(nn.Module):
 
     def __init__(self, act: nn.Module, reads: bool) -> None:
         super().__init__()
-        self.linear, self.act, self.reads = nn.Linear(3, 3), act, reads
+        self.linear, self.act, self.norm, self.reads = nn.Linear(3, 3), act, nn.BatchNorm1d(3), reads
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.linear(x)
+        y = self.norm(self.linear(x))
         z: Tensor = self.act(y)
         return y + z if self.reads else z
 
@@ -114,6 +114,13 @@ def test_members_may_differ_in_place_where_nothing_reads_the_input_again() -> No
     y = Population(networks)(x, in_dims=None)
     for k, network in enumerate(networks):
         torch.testing.assert_close(y[k], network(x))
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_an_input_that_some_members_change_in_place_is_not_read_again(order: tuple[int, int]) -> None:
+    population = Population([Reader(copy.deepcopy(MIXED[i]), True) for i in order])
+    with pytest.raises(ValueError, match=r"'act': inplace .* at .*return y \+ z"):
+        population(torch.randn(4, 3), in_dims=None)
 
 
 class Average(nn.Module):

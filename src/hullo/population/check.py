@@ -94,8 +94,7 @@ def _choose(population: Population) -> list[int]:
     kinds: dict[Any, int] = {}
     for k, network in enumerate(population._empty):
         modules = [network.get_submodule(site.path) for site in population.activations.sites]
-        classes = [(type(module), getattr(module, "inplace", False)) for module in modules]
-        kinds.setdefault((*classes, *population._kinds[k]), k)
+        kinds.setdefault((*map(type, modules), *population._kinds[k]), k)
     return sorted({*list(kinds.values())[: MOST_MEMBERS - 1], len(population) - 1})
 
 

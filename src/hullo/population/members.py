@@ -85,6 +85,8 @@ def _compare_modules(
     is_own = not type(modules[0]).__module__.startswith("torch.nn.")
     if site := read_site(path, modules, are_alike=not reasons and (is_own or all(item == found[0] for item in found))):
         sites.append(site)
+        for own, module in zip(contents, modules, strict=True):
+            own[path, "inplace"] = _content(getattr(module, "inplace", False), {})
         return
     for k, reason in reasons.items():
         raise ValueError(f"members 0 and {k} differ in {_name(path)}: {reason}; give networks of one architecture")

@@ -138,13 +138,11 @@ class ActivationSite:
     Args:
         path: the name of the module.
         activations: one per member.
-        inplace: whether the module changes its input, of any member.
         is_shared: whether all members share one hull.
     """
 
     path: str
     activations: Sequence[Activation]
-    inplace: bool = False
     is_shared: bool = False
 
     @property
@@ -211,7 +209,7 @@ def read_site(path: str, modules: Sequence[nn.Module], are_alike: bool) -> Activ
         )
     if None in found:
         return None
-    return ActivationSite(path, activations, any(getattr(module, "inplace", False) for module in modules))
+    return ActivationSite(path, activations)
 
 
 def _check_hull(path: str, hull: Hull, hooked: bool) -> None:

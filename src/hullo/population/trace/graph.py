@@ -167,7 +167,7 @@ def _with_placeholders(network: nn.Module, sites: Sequence[ActivationSite]) -> n
     places = Counter(map(id, modules))
     for index, (site, module) in enumerate(zip(sites, modules, strict=True)):
         new = copy.copy(module) if places[id(module)] > 1 else module
-        new.forward = functools.partial(_activate, index, site.inplace)
+        new.forward = functools.partial(_activate, index, getattr(module, "inplace", False))
         if not site.path:
             return new
         network.set_submodule(site.path, new)

@@ -83,9 +83,10 @@ def read_members(
 def _merge(graphs: Mapping[Kind, Graph], kinds: Sequence[Kind], device: torch.device) -> Graph:
     """Return the first member's graph, with one number per member where the other graphs have other ones."""
     first, rates = graphs[kinds[0]], dict[fx.Node, dict[int, Tensor]]()
+    places = {node: f"%{i}" for graph in graphs.values() for i, node in enumerate(graph.nodes)}
     for nodes in itertools.zip_longest(*(graph.nodes for graph in graphs.values())):
         described = [
-            ("nothing", {}) if node is None else _describe(node, graph)
+            ("nothing", {}) if node is None else _describe(node, graph, places)
             for node, graph in zip(nodes, graphs.values(), strict=True)
         ]
         for kind, (text, _) in zip(graphs, described, strict=True):
@@ -116,8 +117,11 @@ def with_rates(node: fx.Node, args: Sequence[Any], rates: Mapping[int, Tensor]) 
     return [own.get(position, item) for position, item in enumerate(args)]
 
 
-def _describe(node: fx.Node, graph: Graph) -> tuple[str, dict[int, float]]:
-    """Return a text that must be the same in all graphs, and the numbers that may differ, by position."""
+def _describe(node: fx.Node, graph: Graph, places: Mapping[fx.Node, str]) -> tuple[str, dict[int, float]]:
+    """Return a text that must be the same in all graphs, and the numbers that may differ, by position.
+
+    In the text, nodes are their places in the graphs.
+    """
     given: dict[int, Any] = dict(enumerate(node.args))
     numbers: dict[int, float] = {}
     if isinstance(node.target, torch._ops.OpOverload):
@@ -125,7 +129,8 @@ def _describe(node: fx.Node, graph: Graph) -> tuple[str, dict[int, float]]:
         numbers = {position: given.pop(position) for position in _positions(node, given)}
     kind, what = graph.inputs.get(node.name, ("", None))
     what = what.tolist() if kind == "constant" else what
-    return repr((node.name, node.target, given, kind, what, getattr(node.meta.get("val"), "dtype", None))), numbers
+    used = fx.node.map_arg(given, places.__getitem__)
+    return repr((node.target, used, kind, what, getattr(node.meta.get("val"), "dtype", None))), numbers
 
 
 def _positions(node: fx.Node, given: Mapping[int, Any]) -> list[int]:
