@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -101,6 +103,11 @@ def test_only_recent_programs_are_cached(monkeypatch: pytest.MonkeyPatch) -> Non
     for size in (1, 2, 1, 3, 1, 2):
         population(torch.randn(1, size, 3))
     assert [len(value.tensor[0]) for value in read] == [1, 2, 3, 2]
+
+
+def test_an_import_does_not_load_the_compiler() -> None:
+    code = "import sys, hullo.population; sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_torch_compile_runs_a_population_without_compiling_it() -> None:

@@ -109,7 +109,7 @@ class Population(nn.Module):
         self._programs: dict[Any, Program] = {}  # the most recently used one last
         self.copies: dict[str, Tensor] = {}  # copies of parameters in lower precision, made by an optimizer
         self.optimizers: list[weakref.ref[Optimizer]] = []  # which follow when members are dropped
-        self.generation = 0  # counts changes that a captured step does not follow: of members and equal buffers
+        self.generation = 0  # counts changes that a captured step does not follow: of members, memory, equal buffers
         self.numbers = list(range(len(networks)))  # of the members, among those that the population was made of
         self.register_load_state_dict_post_hook(_follow_state)  # type: ignore[no-untyped-call]
         self.first_sample = 0  # index of the first sample of a batch that is part of a larger one
@@ -171,6 +171,11 @@ class Population(nn.Module):
         if not -len(self) <= k < len(self):
             raise IndexError(f"member {k} of a population of {len(self)}")
         return k % len(self)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Population:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.generation += 1  # tensors may be elsewhere now
+        return self
 
     def __getstate__(self) -> dict[str, Any]:
         # programs hold tensors without values, and are traced again; copies follow the optimizer of this population
@@ -242,11 +247,11 @@ class Population(nn.Module):
                 if a tuple is given. Do not forget None for a shared batch: one whose size happens to be K would be
                 split, one sample for each member.
         """
-        call = self._call
-        if torch.compiler.is_compiling():  # not as a decorator, which imports the compiler
-            reason = "torch.compile does not compile a population; use hullo.population.capture"
-            call = torch.compiler.disable(call, reason=reason)  # type: ignore[no-untyped-call]
-        return call(args, kwargs, in_dims)
+        if torch.compiler.is_compiling():  # a decorator would import the compiler
+            # the message of the error with fullgraph=True
+            torch._dynamo.graph_break(msg="torch.compile does not compile a population; use hullo.population.capture")
+            return torch.compiler.disable(self._call)(args, kwargs, in_dims)  # type: ignore[no-untyped-call]
+        return self._call(args, kwargs, in_dims)
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], in_dims: Any) -> Any:
         """Compute the outputs."""

@@ -129,7 +129,7 @@ def _describe(node: fx.Node, graph: Graph, places: Mapping[fx.Node, str]) -> tup
         numbers = {position: given.pop(position) for position in _positions(node, given)}
     kind, what = graph.inputs.get(node.name, ("", None))
     what = what.tolist() if kind == "constant" else what
-    used = fx.node.map_arg(given, places.__getitem__)
+    used = fx.node.map_arg([*given.items()], places.__getitem__)
     return repr((node.target, used, kind, what, getattr(node.meta.get("val"), "dtype", None))), numbers
 
 
