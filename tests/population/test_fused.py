@@ -147,6 +147,20 @@ def test_fused_steps_are_the_plain_ones(kind: type[nn.Module], name: str, fused:
         torch.testing.assert_close(state[key], tensor, rtol=1e-3, atol=2e-4, msg=key)
 
 
+@pytest.mark.parametrize("moves", [True, False])
+def test_parameters_that_left_the_optimizer_are_not_forgotten(moves: bool, fused: Callable[[bool], None]) -> None:
+    fused(True)
+    population = Population([nn.Linear(3, 2) for _ in range(2)]).to(DEVICE)
+    optimizer = SGD(population, lr=0.1)
+    if moves:
+        population._apply(torch.clone)  # as to another device and back
+    else:
+        SGD(population, lr=0.1)
+    population(torch.randn(2, 4, 3, device=DEVICE)).sum().backward()
+    with pytest.raises(RuntimeError, match="elsewhere"):
+        optimizer.step()
+
+
 def test_networks_without_activations_are_computed_too(fused: Callable[[bool], None]) -> None:
     fused(True)
     layers = [nn.Linear(3, 2) for _ in range(2)]

@@ -188,6 +188,36 @@ def test_too_many_kinds_of_inputs_are_said_and_run_without_a_graph(
     assert len(fake.made) == 2
 
 
+def test_numbers_of_other_types_and_modes_of_autocast_have_graphs_of_their_own(fake: type[FakeGraph]) -> None:
+    taken = capture(lambda x, number: x @ x if number is True else x @ x + number)
+    x = torch.eye(3)
+    assert taken(x, True).equal(x)
+    assert taken(x, 1).equal(x + 1)
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", dtype):
+            assert taken(x, True).dtype == dtype
+    assert len(fake.made) == 4
+
+
+def test_a_graph_reads_inputs_on_its_device(fake: type[FakeGraph], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it reads from the host would stay as it was in the capture."""
+    seen = []
+    taken = capture(lambda x: seen.append(x.device.type))
+    monkeypatch.setattr(type(taken), "_device", torch.device("meta"))
+    monkeypatch.setattr(type(taken), "_modes", lambda self, device: ())
+    taken(torch.tensor(0.1))
+    assert {*seen} == {"meta"}
+
+
+def test_a_step_is_captured_again_after_the_population_was_moved(fake: type[FakeGraph]) -> None:
+    population, optimizer, step = regression()
+    taken = capture(step, population, optimizer)
+    for _ in range(2):
+        taken(torch.randn(3, 8, 4), torch.randn(3, 8, 3))
+        population.to("cpu")
+    assert len(fake.made) == 2
+
+
 def test_what_is_neither_tensor_nor_number_is_rejected(fake: type[FakeGraph]) -> None:
     images = AugmentedImages(torch.zeros(1, 1, 2, 2).byte(), torch.zeros(1, 1).long(), torch.zeros(1, 1, 3))
     with pytest.raises(TypeError, match="AugmentedImages"):

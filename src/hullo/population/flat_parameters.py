@@ -47,6 +47,11 @@ class FlatParameters:
         from hullo.population.kernels.flat_optim import update
 
         optimizer = self.optimizer
+        if next(iter(optimizer.parameters.values())).data_ptr() != self.values.data_ptr():
+            raise RuntimeError(
+                "parameters are elsewhere than when the optimizer was made: they were moved, or another optimizer was "
+                "made; make one optimizer, on the final device"
+            )
         update(
             self.layout,
             self.values,

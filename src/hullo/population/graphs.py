@@ -84,7 +84,7 @@ class _Captured:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, spec = pytree.tree_flatten((args, kwargs))
         inputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        device = inputs[0].device if inputs else self._device
+        device = next((x.device for x in inputs if x.is_cuda), self._device)
         if not _has_graphs(device):
             with self._checking():
                 return self.step(*args, **kwargs)
@@ -129,12 +129,13 @@ class _Captured:
     def _modes(self, device: torch.device) -> tuple[Any, ...]:
         """Return the modes on which the kernels of a step depend."""
         training = tuple(item.training for item in self.stateful if isinstance(item, nn.Module))
-        return training, torch.is_grad_enabled(), torch.is_autocast_enabled(device.type)
+        autocast = torch.is_autocast_enabled(device.type) and torch.get_autocast_dtype(device.type)
+        return training, torch.is_grad_enabled(), autocast
 
     def _capture(self, leaves: Sequence[Any], spec: Any, device: torch.device) -> _Graph:
         gc.collect()  # what a failed capture left refers to nodes of other streams
-        copies = [
-            leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
+        copies = [  # on the device: a graph would keep what it reads from the host now
+            leaf.detach().to(device, copy=True).requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
             for leaf in leaves
         ]
         args, kwargs = pytree.tree_unflatten(copies, spec)
@@ -180,11 +181,11 @@ def _has_graphs(device: torch.device) -> bool:
 
 
 def _kind(leaf: Any) -> Any:
-    """Return what a graph is captured for: the shape and type of a tensor, the value of a number."""
+    """Return what a graph is captured for: the shape and type of a tensor, the type and value of a number."""
     if isinstance(leaf, Tensor):
         return leaf.shape, leaf.dtype, leaf.requires_grad
     if leaf is None or isinstance(leaf, (bool, int, float, str)):
-        return leaf
+        return repr(leaf)
     raise TypeError(f"a captured step takes tensors and numbers, not {type(leaf).__name__}: make it inside of the step")
 
 
