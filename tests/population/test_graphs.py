@@ -253,21 +253,23 @@ class Averaging(nn.Module):
         return y - self.mean
 
 
-@pytest.mark.parametrize("by_training", [False, True])
-def test_a_step_is_captured_again_after_buffers_came_to_differ(fake: type[FakeGraph], by_training: bool) -> None:
+@pytest.mark.parametrize("reason", ["training", "loading", "writing"])
+def test_a_step_is_captured_again_after_buffers_came_to_differ(fake: type[FakeGraph], reason: str) -> None:
     population, x = Population(Averaging, seeds=range(2)).eval(), torch.randn(5, 4)
     taken = capture(lambda x: population(x, in_dims=None).detach(), population, check=False)
     taken(x)  # the buffers are equal, and computed with once
-    if by_training:
+    if reason == "training":
         population.train()
         taken(x)
         taken(x)
         population.eval()
-    else:
+    elif reason == "loading":
         population.load_state_dict(population.state_dict() | {"stacked.mean": torch.arange(6.0).view(2, 3)})
+    else:
+        population.stacked.get_buffer("mean")[1] = 3
     expected = torch.stack([population[k](x) for k in range(2)])
     torch.testing.assert_close(taken(x), expected)
-    assert len(fake.made) == (3 if by_training else 2)
+    assert len(fake.made) == (3 if reason == "training" else 2)
 
 
 def test_a_failed_capture_leaves_the_state_as_it_was(fake: type[FakeGraph]) -> None:

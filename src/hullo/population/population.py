@@ -109,7 +109,7 @@ class Population(nn.Module):
         self._programs: dict[Any, Program] = {}  # the most recently used one last
         self.copies: dict[str, Tensor] = {}  # copies of parameters in lower precision, made by an optimizer
         self.optimizers: list[weakref.ref[Optimizer]] = []  # which follow when members are dropped
-        self.generation = 0  # counts changes that a captured step does not follow: of members, memory, equal buffers
+        self._generation = 0
         self.numbers = list(range(len(networks)))  # of the members, among those that the population was made of
         self.register_load_state_dict_post_hook(_follow_state)  # type: ignore[no-untyped-call]
         self.first_sample = 0  # index of the first sample of a batch that is part of a larger one
@@ -174,8 +174,15 @@ class Population(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Population:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.generation += 1  # tensors may be elsewhere now
+        self._equal = self._equal_buffers()
+        self._generation += 1  # tensors may be elsewhere now
         return self
+
+    @property
+    def generation(self) -> int:
+        """Return how often something changed that a captured step does not follow: members, memory, equal buffers."""
+        self._drop_written_buffers()
+        return self._generation
 
     def __getstate__(self) -> dict[str, Any]:
         # programs hold tensors without values, and are traced again; copies follow the optimizer of this population
@@ -215,8 +222,8 @@ class Population(nn.Module):
         self._empty, self._kinds = [self._empty[k] for k in kept], [self._kinds[k] for k in kept]
         for path, module in self._empty[0].named_modules():
             module.training = modes.get(path, module.training)
-        self._programs, self.copies = {}, {}
-        self.generation += 1
+        self._programs, self.copies, self._equal = {}, {}, self._equal_buffers()
+        self._generation += 1
         self.numbers = [self.numbers[k] for k in kept]
         for reference in self.optimizers:
             if (optimizer := reference()) is not None:
@@ -402,12 +409,13 @@ class Population(nn.Module):
             graph = self._read_graph(leaves, spec)
             program = Program(graph, self.activations)
             changed = {self._aliases[name] for name in program.mutated}
-            self.generation += bool(self._programs and changed & self._equal)
+            self._generation += bool(self._programs and changed & self._equal.keys())
             self._changed |= changed
-            self._equal -= changed
+            self._equal = {name: version for name, version in self._equal.items() if name not in changed}
             if len(self._programs) == MAX_PROGRAMS:
                 del self._programs[next(iter(self._programs))]
         self._programs[key] = program
+        self._drop_written_buffers()
         values = {
             name: Value(tensor[0]) if name in self._equal else Value(self.copies.get(name, tensor), 0)
             for name, tensor in self._stacked().items()
@@ -430,10 +438,20 @@ class Population(nn.Module):
         """Return the parameters and buffers by name, (K, ...)."""
         return {**dict(self.stacked.named_parameters()), **dict(self.stacked.named_buffers())}
 
-    def _equal_buffers(self) -> set[str]:
-        """Return the buffers that are equal in all members, and stay so: what they determine is computed once."""
-        named = self.stacked.named_buffers()
-        return {name for name, item in named if name not in self._changed and bool((item == item[:1]).all())}
+    def _equal_buffers(self) -> dict[str, int]:
+        """Return the buffers that are equal in all members, and their versions: what they determine is computed once.
+
+        Those that a forward pass changes are not among them.
+        """
+        named = [(name, item) for name, item in self.stacked.named_buffers() if name not in self._changed]
+        return {name: _version(item) for name, item in named if bool((item == item[:1]).all())}
+
+    def _drop_written_buffers(self) -> None:
+        """Take buffers that other code has written, perhaps of one member alone, for unequal ones."""
+        written = [name for name, found in self._equal.items() if _version(self.stacked.get_buffer(name)) != found]
+        for name in written:
+            del self._equal[name]
+        self._generation += bool(written)
 
     def extra_repr(self) -> str:
         return f"{len(self)} x {type(self._empty[0]).__name__}"
@@ -443,8 +461,13 @@ def _follow_state(population: Population, keys: object) -> None:
     """Do what follows when a population has loaded a state."""
     population.refresh_copies()
     equal = population._equal_buffers()
-    population.generation += equal != population._equal
+    population._generation += equal.keys() != population._equal.keys()
     population._equal = equal
+
+
+def _version(tensor: Tensor) -> int:
+    """Return how often a tensor was written in place; those of inference mode do not count that."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _read_seeds(seeds: Iterable[int] | None) -> list[int]:
