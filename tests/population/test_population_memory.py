@@ -286,3 +286,9 @@ def test_activations_of_complex_parts_are_computed_in_their_precision() -> None:
 
     network, x = Parts(), torch.randn(1, 50, 4, dtype=torch.complex128)
     torch.testing.assert_close(Population([network])(x)[0], network(x[0]), rtol=1e-14, atol=1e-14)
+
+
+@pytest.mark.parametrize("change", [lambda y: y.t_(), lambda y: y.unsqueeze_(0), lambda y: y.swapaxes_(0, 1)])
+def test_shapes_that_change_in_place_are_refused(change: Callable[[Tensor], Tensor]) -> None:
+    with pytest.raises(LoweringError, match=r"changes a shape in place at .*test_population_memory"):
+        Population([Net(lambda net, x: change(net.a(x)))])(numbers(1, 4, 4))
