@@ -59,11 +59,18 @@ def test_only_few_rows_and_large_odd_weights_are_left_to_the_kernel(
 
 
 def test_gradients_can_be_differentiated() -> None:
-    x, weight = (torch.randn(shape, device=DEVICE).to(HALF).requires_grad_() for shape in ((2, 16, 18), (2, 18, 20)))
-    (dx,) = torch.autograd.grad(Product.apply(x, weight).sum(), x, create_graph=True)
-    (second,) = torch.autograd.grad(dx.square().sum(), weight)
-    expected = 2 * x.shape[1] * weight.detach().sum(2, keepdim=True).expand_as(weight)
-    torch.testing.assert_close(second, expected.to(HALF), rtol=2e-2, atol=2e-1)
+    x, weight = draw(2, 16, 18), draw(2, 18, 20)
+    factors = [torch.randint(-4, 5, shape).to(x) for shape in ((2, 16, 20), x.shape, weight.shape)]
+    found = []
+    for kind in (HALF, torch.float64):
+        leaves = [tensor.detach().to(kind).requires_grad_() for tensor in (x, weight, factors[0])]
+        one, other, dy = leaves
+        y = Product.apply(one, other) if kind == HALF else one @ other
+        firsts = torch.autograd.grad(y, (one, other), dy, create_graph=True)
+        total = sum((first * factor.to(kind)).sum() for first, factor in zip(firsts, factors[1:], strict=True))
+        found.append([*firsts, *torch.autograd.grad(total, leaves)])
+    for got, want in zip(*found, strict=True):
+        assert torch.equal(got.double(), want.to(HALF).double())
 
 
 def test_without_a_gpu_products_are_plain() -> None:

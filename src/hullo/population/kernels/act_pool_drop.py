@@ -24,11 +24,7 @@ from torch import Tensor
 from hullo.bases import Base
 from hullo.kernels.codegen import fill, formulas
 from hullo.population.kernels import DTYPES, dropout, processors
-from hullo.population.kernels.channel_stats import (
-    PartialSums,
-    shared_columns,
-    spread,
-)
+from hullo.population.kernels.channel_stats import PartialSums, check_parts, shared_columns, spread
 from hullo.population.kernels.first_order import once_differentiable
 from hullo.population.kernels.kinds import Kind, Kinds, all_alike, build_branches
 from hullo.population.kernels.launch import launch, wait_for_previous
@@ -81,9 +77,7 @@ def combine_pool_drop(
     if x.dtype not in DTYPES or x.dim() != 4 or min(x.shape[2:]) < 2:
         wanted = f"images (B, channels, H, W) of at least 2 x 2 pixels, of {', '.join(map(str, DTYPES))}"
         raise ValueError(f"x is {x.dtype} of shape {tuple(x.shape)}; give {wanted}")
-    for name, parts in (("seeds", len(seeds)), ("rows", len(rows) if rows.dim() == 2 else 1)):
-        if x.shape[1] % parts:
-            raise ValueError(f"{x.shape[1]} channels do not fall into {parts} equal parts, as many as there are {name}")
+    check_parts(x.shape[1], seeds=seeds, rows=rows)
     if kinds is not None and not _widths(x.shape[1] // len(seeds)):
         kinds = None
     call = _Call(tuple(bases), flat, first, dropout.draws(number, rate) if rate else None, kinds)

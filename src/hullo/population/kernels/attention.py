@@ -25,6 +25,7 @@ from torch import Tensor
 
 from hullo.population.kernels.dropout import STEP, _settings, draw, is_kept, mix, open_keys
 from hullo.population.kernels.first_order import once_differentiable
+from hullo.population.kernels.row_conv import block
 
 MOST_FEATURES = 128
 """The most features of a head."""
@@ -163,7 +164,7 @@ def _launch(
             EACH=kept_scale is not None, TOGETHER=columns % 4 == 0, CAUSAL=call.is_causal,
             MASK="none" if mask is None else "hide" if mask.dtype == torch.bool else "add",
             EVEN=columns % tile.columns == 0, FEATURES=features, VALUES=v.shape[-1],
-            WIDTH=_block(features), WIDE=_block(v.shape[-1]),
+            WIDTH=block(features), WIDE=block(v.shape[-1]),
             ROWS=tile.rows, COLUMNS=tile.columns, STAGES=tile.stages, num_warps=tile.warps,
         )  # fmt: skip
 
@@ -175,12 +176,7 @@ def _choose(kind: str, q: Tensor, rows: int, columns: int, features: int) -> Til
         tile = Tile(32, 32, 4, 1)
     elif features > 64:
         tile = tile._replace(stages=2)
-    return tile._replace(rows=min(tile.rows, _block(rows)), columns=min(tile.columns, _block(columns)))
-
-
-def _block(size: int) -> int:
-    """Return the least size of a tile, for products, that holds a size."""
-    return max(16, int(triton.next_power_of_2(size)))
+    return tile._replace(rows=min(tile.rows, block(rows)), columns=min(tile.columns, block(columns)))
 
 
 @triton.jit

@@ -23,7 +23,7 @@ of its own, and WIDTH neighboring channels share them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -38,6 +38,7 @@ from hullo.population.kernels.channel_stats import (
     Tiling,
     assign_lane,
     center,
+    check_parts,
     compute_statistics,
     fold,
     locate,
@@ -104,11 +105,10 @@ def normalize_combine(
     if residual is not None and (residual.shape != x.shape or residual.dtype != x.dtype):
         given = f"the residual is {residual.dtype} of shape {tuple(residual.shape)}"
         raise ValueError(f"{given}; give one like x, which is {x.dtype} of shape {tuple(x.shape)}")
-    if rows.dim() == 2 and channels % len(rows):
-        raise ValueError(f"{channels} channels do not fall into {len(rows)} equal parts, as many as there are rows")
-    others = _Others(running_mean, running_variance, scale, shift, rows, bias, residual)
+    check_parts(channels, rows=rows)
+    operands = Operands(running_mean, running_variance, scale, shift, rows, bias, residual)
     both: tuple[Tensor, Tensor] = _NormalizeCombine.apply(
-        x, *others, _Call(tuple(bases), training, momentum, eps, kinds), moments, late
+        x, *operands, _Call(tuple(bases), training, momentum, eps, kinds), moments, late
     )
     return both
 
@@ -123,7 +123,7 @@ class _Call(NamedTuple):
     kinds: Kinds | None
 
 
-class _Others(NamedTuple):
+class Operands(NamedTuple):
     """Hold the tensors besides x. The mean less the bias is subtracted from x."""
 
     mean: Tensor
@@ -134,75 +134,79 @@ class _Others(NamedTuple):
     bias: Tensor | None
     residual: Tensor | None
 
-    def pointers(self) -> tuple[Tensor, ...]:
-        """Return all of them; an absent one is replaced by another tensor, which is not read."""
-        return tuple(self.mean if tensor is None else tensor for tensor in self)
-
-    def constants(self, x: Tensor) -> dict[str, Any]:
+    def constants(self, x: Tensor, *, repeat: int = 1, width: int = 1) -> dict[str, Any]:
+        """Return the constants of the kernels, for so many samples with statistics of their own, and groups so wide."""
         present = {"BIAS": self.bias is not None, "RESIDUAL": self.residual is not None}
-        return present | {"REPEAT": 1, "WIDTH": 1} | shared_columns(x, self.rows)
+        return present | {"REPEAT": repeat, "WIDTH": width} | shared_columns(x, self.rows)
+
+    def launch(
+        self, name: str, call: Any, tiling: Tiling, inputs: Sequence[Tensor], outputs: Sequence[Tensor], *,
+        follows: bool, **constants: Any,
+    ) -> None:  # fmt: skip
+        """Launch a kernel of the bases of a call on inputs, the last of them x, and outputs."""
+        constants |= tiling.constants
+        kernels, numbers = _choose_kernels(call.bases, call.kinds, inputs[-1], constants)
+        given = [self.mean if tensor is None else tensor for tensor in self]  # an absent one is not read
+        launch(
+            kernels[name], tiling.programs, *numbers, *inputs, *given, *outputs, call.eps, *tiling.sizes,
+            follows=follows, **constants,
+        )  # fmt: skip
 
 
 class _NormalizeCombine(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
         *tensors, call, moments, late = given
-        others = _Others(*tensors)
+        operands = Operands(*tensors)
         ctx.set_materialize_grads(False)
-        ctx.call, ctx.bias, ctx.late = call, others.bias, late
-        x, residual = channels_last(x), None if others.residual is None else channels_last(others.residual)
-        others = others._replace(rows=others.rows.contiguous(), residual=residual)
+        ctx.call, ctx.bias, ctx.late = call, operands.bias, late
+        x, residual = channels_last(x), None if operands.residual is None else channels_last(operands.residual)
+        operands = operands._replace(rows=operands.rows.contiguous(), residual=residual)
         if call.training:
-            mean, variance = compute_statistics(x, others.mean, others.variance, call.momentum, others.bias, moments)
-            others = others._replace(mean=mean, variance=variance, bias=None)
-        ctx.save_for_backward(x, *others)
+            mean, variance = compute_statistics(
+                x, operands.mean, operands.variance, call.momentum, operands.bias, moments
+            )
+            operands = operands._replace(mean=mean, variance=variance, bias=None)
+        ctx.save_for_backward(x, *operands)
         tiling, y = Tiling.of(x, TILES["apply"]), torch.empty_like(x)
-        constants = tiling.constants | others.constants(x)
-        kernels, numbers = choose_kernels(call.bases, call.kinds, x, constants)
-        launch(
-            kernels["apply"], tiling.programs, *numbers, x, *others.pointers(), y, call.eps, *tiling.sizes,
-            follows=call.training, **constants,
-        )  # fmt: skip
+        operands.launch("apply", call, tiling, [x], [y], follows=call.training, **operands.constants(x))
         return y, y.view_as(y)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         x, *saved = ctx.saved_tensors
-        others, call = _Others(*saved), ctx.call
+        operands, call = Operands(*saved), ctx.call
         given = [channels_last(gradient) for gradient in gradients if gradient is not None]
         given += [] if ctx.late is None else input_gradients(ctx.late.take())
         if not given:
             return (None,) * len(ctx.needs_input_grad)
         dy, more = given[0], [functools.reduce(torch.add, given[1:])] if given[1:] else []
-        learned = ctx.needs_input_grad[_Others._fields.index("rows") + 1]
-        constants = others.constants(x) | {"STORE_DS": bool(more) or others.residual is not None}
+        learned = ctx.needs_input_grad[Operands._fields.index("rows") + 1]
+        constants = operands.constants(x) | {"STORE_DS": bool(more) or operands.residual is not None}
         ds = torch.empty_like(x) if constants["STORE_DS"] else dy
         tiling = Tiling.of(x, TILES["backward_sums"])
         partial = PartialSums.empty(x, tiling.splits, 2, len(call.bases) if learned else 0, constants["EACH"])
-        kernels, numbers = choose_kernels(call.bases, call.kinds, x, tiling.constants | constants)
-        launch(
-            kernels["backward_sums"], tiling.programs, *numbers, dy, more[0] if more else dy, x, *others.pointers(), ds,
-            partial.data, call.eps, *tiling.sizes, follows=False, **tiling.constants, **constants,
-            TWO_GRADIENTS=bool(more), LEARNED=learned, STAGES=STAGES,
+        operands.launch(
+            "backward_sums", call, tiling, [dy, more[0] if more else dy, x], [ds, partial.data], follows=False,
+            **constants, TWO_GRADIENTS=bool(more), LEARNED=learned, STAGES=STAGES,
         )  # fmt: skip
-        drows = torch.empty_like(others.rows) if learned else None
+        drows = torch.empty_like(operands.rows) if learned else None
         dbias = None if ctx.bias is None else torch.empty_like(ctx.bias)
         dshift, dscale = sums = partial.add_up(drows, zeros=dbias)
         tiling, dx = Tiling.of(x, TILES["backward_input"]), torch.empty_like(x)
-        kernels, numbers = choose_kernels(call.bases, call.kinds, x, tiling.constants | constants)
-        launch(
-            kernels["backward_input"], tiling.programs, *numbers, ds, x, *others.pointers(), sums, dx, call.eps,
-            *tiling.sizes, follows=True, **tiling.constants, **constants, TRAINING=call.training, GROUPED=False,
+        operands.launch(
+            "backward_input", call, tiling, [ds, x], [sums, dx], follows=True, **constants, TRAINING=call.training,
+            GROUPED=False,
         )  # fmt: skip
-        if others.bias is not None:  # in evaluation; in training its gradient is zero
-            dbias = (dshift * others.scale * (others.variance + call.eps).rsqrt()).to(others.bias.dtype)
-        dresidual = None if others.residual is None else ds
-        scale, shift = others.scale, others.shift
+        if operands.bias is not None:  # in evaluation; in training its gradient is zero
+            dbias = (dshift * operands.scale * (operands.variance + call.eps).rsqrt()).to(operands.bias.dtype)
+        dresidual = None if operands.residual is None else ds
+        scale, shift = operands.scale, operands.shift
         return dx, None, None, dscale.to(scale.dtype), dshift.to(shift.dtype), drows, dbias, dresidual, None, None, None
 
 
-def choose_kernels(
+def _choose_kernels(
     bases: tuple[Base, ...], kinds: Kinds | None, x: Tensor, constants: dict[str, Any]
 ) -> tuple[dict[str, Any], list[Tensor]]:
     """Return the kernels for images, and the numbers of the members' kinds if they ask for them: where each program has
@@ -235,7 +239,7 @@ def _parts(bases: tuple[Base, ...], own: tuple[int, ...], learns: bool) -> dict[
     sums = {column: f"tl.sum(sum{i}, axis=0)[None, :]" for i, column in enumerate(own) if learns}
     nothing = "tl.zeros([1, COLUMNS // EACH], tl.float32)"
     return {
-        "OTHERS": [", ".join(f"{name}_ptr" for name in _Others._fields) + ","],
+        "OTHERS": [", ".join(f"{name}_ptr" for name in Operands._fields) + ","],
         "CONSTANTS": [f"{', '.join(f'{name}: tl.constexpr' for name in _CONSTANTS.split())},"],
         "COLUMNS": _COLUMNS.strip().splitlines()
         + [f"c{i} = spread({row % column}, EACH)" for i, column in enumerate(own)],

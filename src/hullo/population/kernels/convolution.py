@@ -85,6 +85,15 @@ class Shape(NamedTuple):
         stride, padding = self.stride, self.padding[0]
         return [1 if self.line else stride, stride], [0 if self.line else padding, padding]
 
+    @property
+    def prefers_cudnn(self) -> bool:
+        return is_for_cudnn(self.in_channels, self.out_channels)
+
+    def suits_cudnn(self, x: Tensor) -> bool:
+        """Return whether cuDNN takes images in this layout, and padding that is the same on both sides."""
+        before, behind = self.padding
+        return before == behind and not is_stacked(x)
+
     def row_sizes(self) -> row_conv.Sizes:
         """Return the sizes as the kernels for stride one take them."""
         return row_conv.Sizes(*self[:4], self.padding[0], self.in_size, self.out_size)
@@ -202,10 +211,10 @@ def _forward(
     """Return outputs and moments."""
     ways: dict[str, choice.Way] = {"windows": lambda: _convolve_windows(x, weight, bias, shape, measured=measured)}
     default = "windows"
-    (before, behind), sizes = shape.padding, shape.row_sizes()
-    if before == behind and not is_stacked(x) and (not measured or is_for_cudnn(shape.in_channels, shape.out_channels)):
+    sizes = shape.row_sizes()
+    if shape.suits_cudnn(x) and (not measured or shape.prefers_cudnn):
         ways["cudnn"] = lambda: (F.conv2d(x, weight, bias, *shape.moves(), 1, shape.members), None)
-        default = "cudnn" if is_for_cudnn(shape.in_channels, shape.out_channels) else default
+        default = "cudnn" if shape.prefers_cudnn else default
     if shape.stride == 1 and bias is None and not shape.line:
         for with_moments in (True, False) if measured else (False,):
             tile = row_conv.choose_tile(sizes, x, measured=with_moments)
@@ -263,10 +272,9 @@ class InputGradient(NamedTuple):
         dy, weight, shape = self
         ways: dict[str, choice.Way] = {"windows": lambda: _convolve_windows(dy, weight, None, shape, transposed=True)}
         default = "windows"
-        before, behind = shape.padding
-        if before == behind and not is_stacked(dy):
+        if shape.suits_cudnn(dy):
             ways["cudnn"] = lambda: (_cudnn_backward(dy, None, weight, shape, (True, False, False))[0], None)
-            default = "cudnn" if is_for_cudnn(shape.in_channels, shape.out_channels) else default
+            default = "cudnn" if shape.prefers_cudnn else default
         is_tuned = row_conv.is_tuned_for(dy.dtype, dy.device)
         if shape.stride == 1 and not shape.line:
             sizes = shape.row_sizes().transposed()
@@ -355,14 +363,10 @@ def _weight_gradient(
     """Return the gradients of weights and bias."""
     ways: dict[str, choice.Way] = {"windows": lambda: _weight_gradient_by_windows(dy, x, weight, shape, biased=biased)}
     default = "windows"
-    before, behind = shape.padding
-    if before == behind and not is_stacked(x):
+    if shape.suits_cudnn(x):
         ways["cudnn"] = lambda: _cudnn_backward(dy, x, weight, shape, (False, True, biased))[1:]
-        default = (
-            "cudnn"
-            if shape.in_channels == shape.out_channels or is_for_cudnn(shape.in_channels, shape.out_channels)
-            else default
-        )
+        is_square = shape.in_channels == shape.out_channels
+        default = "cudnn" if is_square or shape.prefers_cudnn else default
     if shape.stride == 1 and not biased and not shape.line:
         sizes = shape.row_sizes()
         by_rows = row_weights.choose_weight_tile(sizes, x)

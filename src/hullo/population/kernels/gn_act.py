@@ -27,14 +27,14 @@ from hullo.functional import apply
 from hullo.kernels.spec import CombineSpec
 from hullo.parametrizations import get_parametrization
 from hullo.population.kernels import DTYPES
-from hullo.population.kernels.bn_act import STAGES, choose_kernels
+from hullo.population.kernels.bn_act import STAGES, Operands
 from hullo.population.kernels.channel_stats import (
     TILES,
     PartialSums,
     Tiling,
+    check_parts,
     count_rows,
     partial_statistics,
-    shared_columns,
 )
 from hullo.population.kernels.kinds import Kinds
 from hullo.population.kernels.launch import launch, wait_for_previous
@@ -78,8 +78,7 @@ def group_norm_combine(
             f"x is {x.dtype} of shape {tuple(x.shape)}, groups have {width} channels; give images (B, channels, H, W) "
             f"or (members, B, channels, H, W) of {', '.join(map(str, DTYPES))}, and groups of equally many channels"
         )
-    if rows.dim() == 2 and channels % len(rows):
-        raise ValueError(f"{channels} channels do not fall into {len(rows)} equal parts, as many as there are rows")
+    check_parts(channels, rows=rows)
     call = _Call(tuple(bases), width, eps, x.dtype if dtype is None else dtype, kinds)
     scale = torch.ones(channels, device=x.device) if scale is None else scale
     shift = torch.zeros(channels, device=x.device) if shift is None else shift
@@ -116,15 +115,10 @@ class _GroupNormCombine(torch.autograd.Function):
         x, rows, residual = _in_order(x, rows, residual)
         mean, variance, offsets = _compute_statistics(x, bias, call)
         ctx.save_for_backward(*leaves, mean, variance, offsets)
-        each = _by_sample(x)
-        y, tiling = torch.empty_like(x, dtype=call.dtype), Tiling.of(each, TILES["apply"])
-        constants = tiling.constants | _constants(x, rows, bias, residual, call)
-        kernels, numbers = choose_kernels(call.bases, call.kinds, x, constants)
-        launch(
-            kernels["apply"], tiling.programs, *numbers, x,
-            *_pointers(mean, variance, scale, shift, rows, bias, residual), y, call.eps, *tiling.sizes, follows=True,
-            **constants,
-        )  # fmt: skip
+        operands = Operands(mean, variance, scale, shift, rows, bias, residual)
+        y, tiling = torch.empty_like(x, dtype=call.dtype), Tiling.of(_by_sample(x), TILES["apply"])
+        constants = operands.constants(x, repeat=x.shape[-4], width=call.width)
+        operands.launch("apply", call, tiling, [x], [y], follows=True, **constants)
         return y, y.view_as(y)
 
     @staticmethod
@@ -139,18 +133,17 @@ class _GroupNormCombine(torch.autograd.Function):
         x, scale, shift, rows, bias, residual = leaves
         x, rows, residual = _in_order(x, rows, residual)
         dy, more = channels_last(given[0]), channels_last(given[-1])
-        others = _pointers(mean, variance, scale, shift, rows, bias, residual)
-        constants = _constants(x, rows, bias, residual, call) | {"STORE_DS": len(given) > 1 or residual is not None}
+        operands = Operands(mean, variance, scale, shift, rows, bias, residual)
+        constants = operands.constants(x, repeat=x.shape[-4], width=call.width)
+        constants["STORE_DS"] = len(given) > 1 or residual is not None
         ds = torch.empty_like(x) if constants["STORE_DS"] else dy
         tiling = Tiling.of(_by_sample(x), TILES["backward_sums"])
         samples, channels = x.shape[-4], len(scale)
         sums_of_bases = len(call.bases) if learned else 0
         partial = PartialSums.empty(x, tiling.splits * samples, 2, sums_of_bases, constants["EACH"])
-        kernels, numbers = choose_kernels(call.bases, call.kinds, x, tiling.constants | constants)
-        launch(
-            kernels["backward_sums"], tiling.programs, *numbers, dy, more, x, *others, ds, partial.data, call.eps,
-            *tiling.sizes, follows=False, **tiling.constants, **constants, TWO_GRADIENTS=len(given) > 1,
-            LEARNED=learned, STAGES=STAGES,
+        operands.launch(
+            "backward_sums", call, tiling, [dy, more, x], [ds, partial.data], follows=False, **constants,
+            TWO_GRADIENTS=len(given) > 1, LEARNED=learned, STAGES=STAGES,
         )  # fmt: skip
         sums = torch.empty(2, len(mean), dtype=torch.float32, device=x.device)
         dbias = torch.empty(0 if bias is None else samples, channels, dtype=torch.float32, device=x.device)
@@ -160,11 +153,9 @@ class _GroupNormCombine(torch.autograd.Function):
             follows=True, **sizes, PARTS=_parts(tiling.splits, sizes["BLOCK"]), BIAS=bias is not None,
         )  # fmt: skip
         tiling, dx = Tiling.of(_by_sample(x), TILES["backward_input"]), torch.empty_like(x)
-        kernels, numbers = choose_kernels(call.bases, call.kinds, x, tiling.constants | constants)
-        launch(
-            kernels["backward_input"], tiling.programs, *numbers, ds, x, *others, sums, dx, call.eps, *tiling.sizes,
-            follows=True, **tiling.constants, **constants, TRAINING=True, GROUPED=True,
-        )  # fmt: skip
+        operands.launch(
+            "backward_input", call, tiling, [ds, x], [sums, dx], follows=True, **constants, TRAINING=True, GROUPED=True
+        )
         drows = torch.empty_like(rows) if learned else None
         dshift, dscale = partial.add_up(drows)
         return (
@@ -212,17 +203,6 @@ def _side_by_side(x: Tensor) -> Tensor:
 def _by_sample(x: Tensor) -> Tensor:
     """Return images as stacked ones, of which each sample is one."""
     return (x.flatten(0, 1) if is_stacked(x) else x).unsqueeze(1)
-
-
-def _pointers(mean: Tensor, *others: Tensor | None) -> tuple[Tensor, ...]:
-    """Return the tensors that the kernels take besides x; an absent one is replaced by another, which is not read."""
-    variance, scale, shift, rows, bias, residual = (mean if item is None else item for item in others)
-    return mean, variance, scale, shift, rows, bias, residual
-
-
-def _constants(x: Tensor, rows: Tensor, bias: Tensor | None, residual: Tensor | None, call: _Call) -> dict[str, Any]:
-    present = {"BIAS": bias is not None, "RESIDUAL": residual is not None}
-    return present | {"REPEAT": x.shape[-4], "WIDTH": call.width} | shared_columns(x, rows)
 
 
 def _parts(splits: int, block: int) -> int:

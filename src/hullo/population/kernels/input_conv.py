@@ -24,7 +24,7 @@ from torch import Tensor
 from hullo.population.kernels import processors
 from hullo.population.kernels.first_order import once_differentiable
 from hullo.population.kernels.layouts import channels_last, locate_member
-from hullo.population.kernels.row_conv import fold, is_tuned_for, widen
+from hullo.population.kernels.row_conv import block, fold, is_tuned_for, widen
 
 
 class Tile(NamedTuple):
@@ -170,8 +170,8 @@ class _Call(NamedTuple):
             "OUT_WIDTH": out_width,
             "OUT": outputs,
             "GROUP": tile.group,
-            "IN_BLOCK": max(16, triton.next_power_of_2(channels * side * (side + tile.group - 1) + 1)),
-            "OUT_BLOCK": max(16, triton.next_power_of_2(outputs)),
+            "IN_BLOCK": block(channels * side * (side + tile.group - 1) + 1),
+            "OUT_BLOCK": block(outputs),
             "ROWS": tile.rows,
             "MOVED": self.order is not None,
             "STACKED": self.stacked,
