@@ -81,6 +81,23 @@ def test_a_sum_has_the_dtype_of_pytorch_and_the_norm_the_one_asked_for() -> None
         torch.testing.assert_close(one.double().cpu(), other, rtol=rounding, atol=1e-5)
 
 
+@pytest.mark.parametrize("rms", [False, True])
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_the_norm_of_a_sum_in_halves_is_that_of_the_rounded_sum_in_float32(create_graph: bool, rms: bool) -> None:
+    x, y = (torch.randn(2, 5, 16, device=DEVICE).to(torch.bfloat16).requires_grad_() for _ in range(2))
+    weight, dn = torch.randn(2, 16, device=DEVICE, requires_grad=True), torch.randn(2, 5, 16, device=DEVICE)
+    s, n, _ = layer_norm(x, y, None, weight, None, eps=1e-3, rms=rms, dtype=torch.float32)
+    found = torch.autograd.grad(n, (weight, x, y), dn, create_graph=create_graph)
+    assert s.dtype == torch.bfloat16
+    assert layer_norm(x, y.float(), None, None, None, eps=1e-3, dtype=torch.float32)[0].dtype == torch.float32
+    rounded, wide = (t.detach().cpu().double().requires_grad_() for t in (s, weight))
+    exact = oracle(rounded, None, None, wide, None, rms)[1]
+    of_weight, of_sum = torch.autograd.grad(exact, (wide, rounded), dn.cpu().double())
+    expected = (exact, of_weight, of_sum, of_sum)
+    for one, other, rounding in zip((n, *found), expected, (1e-5, 1e-5, 2.0**-7, 2.0**-7), strict=True):
+        torch.testing.assert_close(one.double().cpu(), other, rtol=rounding, atol=1e-5)
+
+
 def test_a_member_that_is_not_finite_leaves_the_others_as_they_are() -> None:
     inputs = [t.to(DEVICE) for t in draw((3, 9, 8), "yswb").values() if t is not None]
     passes = []
