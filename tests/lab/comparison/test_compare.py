@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import sys
@@ -219,6 +220,48 @@ def test_one_process_at_a_time_writes_to_a_folder(tmp_path: Path, monkeypatch: p
     assert compare(mlp, (X, LABELS), **FAST | {"candidates": ["tanh"], "output": tmp_path}).verdict is not None
 
 
+def test_functions_of_the_same_name_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine.Engine, "run", lambda self: self)
+
+    def folder(**changes: Any) -> Path:
+        made: Any = compare(**{"network": mlp, "train": (X, LABELS), "output": tmp_path} | FAST | changes)
+        return made.store.folder
+
+    functions = (lambda x, y: (x.argmax(1) == y).double().mean(), lambda x, y: (x.argmax(1) > y).double().mean())
+    losses = [functools.partial(named, reduction="none") for named in (F.cross_entropy, F.multi_margin_loss)]
+    hulls = (lambda channels: hullo.AffineHull("relu", "sin"), lambda channels: hullo.AffineHull("relu", "tanh"))
+    folders = [folder(metric=metric) for metric in functions] + [folder(metric=functions[0], higher_is_better=False)]
+    folders += [folder(loss=loss) for loss in losses] + [folder(candidates=[hull]) for hull in hulls]
+    assert len(set(folders)) == len(folders)
+    assert folder(metric=functions[1]) == folders[1]
+    both: Any = compare(mlp, (X, LABELS), output=tmp_path, **FAST | {"candidates": hulls})
+    assert list(both.setup.candidates) == ["own", "own:lambda", "own:lambda_2"]
+
+
+def test_steps_are_told_apart_and_checked_before_anything_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine.Engine, "run", lambda self: self)
+    loader = DataLoader(TensorDataset(X, LABELS), batch_size=60)
+
+    def folder(function: Callable[[Tensor, Tensor], Tensor], **changes: Any) -> Path:
+        def step(population: Any, batch: list[Tensor]) -> Tensor:
+            return function(population(batch[0], in_dims=None), batch[1])
+
+        options = FAST | {"candidates": ["tanh"], "output": tmp_path} | changes
+        made: Any = compare(mlp, loader, loader, loader, step=step, **options)
+        return made.store.folder
+
+    def first(logits: Tensor, labels: Tensor) -> Tensor:
+        return torch.vmap(F.cross_entropy, in_dims=(0, None))(logits, labels)
+
+    assert folder(first) == folder(first) != folder(lambda logits, labels: 2 * first(logits, labels))
+    with pytest.raises(ValueError, match="one loss for each"):
+        folder(lambda logits, labels: first(logits, labels).mean())
+    with pytest.raises(ValueError, match="leave them out"):
+        folder(first, metric="accuracy")
+
+
 def test_a_metric_of_your_own_sees_all_outputs(tmp_path: Path) -> None:
     def share(outputs: Tensor, targets: Tensor) -> Tensor:
         assert len(outputs) == len(targets) > 20
@@ -394,6 +437,10 @@ def test_if_all_runs_diverge_the_loss_is_named(tmp_path: Path) -> None:
         ({"minutes": 0}, "minutes"),
         ({"worth": -1.0}, "worth"),
         ({"optimizer": "lion"}, "adamw"),
+        ({"epochs": 0}, "epochs=0"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"seeds": 1}, "seeds=1"),
+        ({"weight_decay": -1.0}, "weight_decay"),
         ({"loss": "hinge"}, "cross_entropy"),
         ({"metric": "f1"}, "accuracy"),
         ({"lr": []}, "lr"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from statistics import stdev
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from hullo.lab.analysis.statistics import p_value
 from hullo.lab.comparison.decision import (
+    FRESH,
     KEEP,
     UNDECIDED,
     WINS,
@@ -156,7 +158,10 @@ def test_runs_that_diverge_count_as_the_worst() -> None:
 def test_differences_without_scatter_decide_nothing() -> None:
     assert judge([2.0, 3.0, 4.0], [1.0, 2.0, 3.0], worth=5.0).kind == UNDECIDED
     assert judge([1.0, 2.0, 3.0], [2.0, 3.0, 4.0], worth=5.0).kind == UNDECIDED
-    assert judge([2.0, 3.0, 4.0], [2.0, 3.0, 4.0], worth=5.0).kind == KEEP
+    assert judge([2.0, 3.0, 4.0], [2.0, 3.0, 4.0], worth=5.0).kind == UNDECIDED
+    one, two = [58.3333, 56.6667, 60.0], [56.6667, 55.0, 58.3333]  # of 60 examples, rounded to six digits
+    assert judge(one, two, worth=5.0).kind == judge(two, one, worth=5.0).kind == UNDECIDED
+    assert judge(one, two, worth=5.0).needed is None
 
 
 def test_a_challenger_that_is_significantly_worse_does_not_win() -> None:
@@ -182,9 +187,49 @@ def test_a_win_has_an_interval_above_zero_and_a_keep_one_below_worth(
 
 
 def test_more_seeds_would_show_the_gain_or_that_it_is_not_worth_a_change() -> None:
-    def more(gain: float, worth: float) -> int | None:
-        return Verdict(gain, 1.0, worth, pairs=4, deviation=1.0, look=1).more
+    def needed(gain: float, worth: float) -> int | None:
+        return Verdict(gain, 1.0, worth, pairs=4, deviation=1.0, look=1).needed
 
-    assert more(0.9, worth=1.0) == more(0.1, worth=1.0)  # as far from zero as the other is from what is worth it
-    assert more(-0.5, worth=0.5) == more(1.0, worth=0.5)
-    assert more(0.1, worth=0.2) is None
+    assert needed(0.9, worth=1.0) == needed(0.1, worth=1.0)  # as far from zero as the other is from what is worth it
+    assert needed(-0.5, worth=0.5) == needed(1.0, worth=0.5)
+    assert needed(0.02, worth=0.04) is None
+    assert needed(9.0, worth=0.5) == 5  # one more than there are
+
+
+def test_scores_in_steps_of_few_examples_keep_the_error_rate() -> None:
+    """A gain that is worth a change, of networks that mostly score the same, is not excluded by scores that all do."""
+
+    def keeps(seed: int, steps: Sequence[int]) -> bool:
+        draw = random.Random(seed)
+        own = [98.0] * steps[-1]
+        other = [98.0 + 2 * (draw.random() < 0.15) for _ in own]  # a gain of 0.3
+        looks = (judge(other[:count], own[:count], 0.3, look) for look, count in enumerate(steps, 1))
+        return next((v.kind for v in looks if v.kind != UNDECIDED), UNDECIDED) == KEEP
+
+    assert sum(keeps(seed, (4, 8, 16)) for seed in range(1000)) / 1000 < 0.065
+
+
+def test_the_confirmation_pairs_test_scores_of_the_same_seeds() -> None:
+    choice = Choice(rates={"own": 0.1, "gelu": 0.3}, challenger="gelu")
+    gains, drawn = [0.9, 1.0, 1.1, 1.0], random.Random(0)
+    scores = {}
+    for seed, gain in enumerate(gains, FRESH):
+        common = drawn.gauss(0, 50)
+        scores[Arm("own", 0.1, seed)] = Score(drawn.gauss(9, 1), common)
+        scores[Arm("gelu", 0.3, seed)] = Score(drawn.gauss(-9, 1), common + gain)
+    found = confirm(choice, 4, 0.3, 1, scores)
+    assert (found.gain, found.deviation, found.pairs) == pytest.approx((1.0, stdev(gains), 4))
+    assert found.half == pytest.approx(3.1824463 * stdev(gains) / 2)  # the t quantile of three degrees of freedom
+    assert found.kind == WINS
+
+
+def test_the_challenger_is_the_best_on_validation_data_with_its_own_rate() -> None:
+    """Each rate suits another candidate, and what scores best on test data is not chosen."""
+    best = {"own": 0.1, "relu": 1.0, "gelu": 0.3}
+    gains = {"own": 0.0, "relu": 1.0, "gelu": 2.0}
+
+    def train(arms: Sequence[Arm], words: str) -> dict[Arm, Score]:
+        return {a: Score(gains[a.candidate] - 5 * (a.lr != best[a.candidate]), -gains[a.candidate]) for a in arms}
+
+    choice = choose(list(best), RATES, train, may_extend=lambda arms: False)
+    assert (choice.challenger, choice.rates) == ("gelu", best)

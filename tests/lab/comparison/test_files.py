@@ -55,9 +55,17 @@ def test_texts_are_left_out_and_named(tmp_path: Path) -> None:
     assert "title" in data.split
 
 
+def test_classes_without_samples_in_a_part_are_said(tmp_path: Path) -> None:
+    data = read_csv(write(tmp_path / "rare.csv", "x,y", *(f"{i},{'abc'[2 if i == 7 else i % 2]}" for i in range(400))))
+    for part in ("test", "validation"):
+        assert f"no {part} samples of 1 of 3 classes" in data.split
+    assert "training" not in data.split
+
+
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
+        (["1,2", "1,2", "3,4"], "must name the columns"),
         (["x,y"], "header"),
         (["x,x", "1,2"], "same name"),
         (["x,y", "1,2", "1"], "line 3"),

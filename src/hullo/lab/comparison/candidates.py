@@ -45,6 +45,7 @@ class Candidate:
     edit: Edit | None = None  # None for the network as it is
     scale: float = 1.0  # the learning rate of the coefficients, as a multiple of that of the weights
     group: int | None = 0  # None if no population can take the network
+    structure: str = ""  # of the network, as PyTorch prints it
 
     def build(self, seed: int, example: Tensor | None, *, prove: bool = False) -> nn.Module:
         """Return the network, initialized from a seed; the weights are the same for all candidates."""
@@ -78,6 +79,10 @@ def prepare(
     found, notes = {ORIGINAL: original}, []
     for item in given:
         candidate = original if item == ORIGINAL else _read(original, item)
+        is_function = candidate.name.startswith(f"{ORIGINAL}:")
+        if is_function and (count := sum(other.startswith(candidate.name) for other in found)):
+            again = f"_{count + 1}"  # another function of the same name
+            candidate = replace(candidate, name=candidate.name + again, label=candidate.label + again)
         if candidate.name in found:
             continue
         try:
@@ -95,7 +100,7 @@ def prepare(
         if _count(built) == _count(network) and _agree(built, network, example):
             notes.append(f"{candidate.label} is left out: the network has it already")
         else:
-            found.setdefault(candidate.name, candidate)
+            found.setdefault(candidate.name, replace(candidate, structure=str(built)))
     if len(found) == 1:
         reasons = dict.fromkeys(note.partition(" is left out: ")[2] for note in notes)
         raise ValueError(f"no candidate is left to compare with the network as it is: {'; '.join(reasons)}")

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from hullo.lab.comparison.budget import Clock, Plan
 from hullo.lab.comparison.candidates import DEFAULT, prepare, seeded
 from hullo.lab.comparison.data import Arrays, Stream, read_data
+from hullo.lab.comparison.decision import ORIGINAL
 from hullo.lab.comparison.engine import CPU_MEMBERS, GPU_MEMBERS, Engine
 from hullo.lab.comparison.result import Result
 from hullo.lab.comparison.store import Store
-from hullo.lab.comparison.task import Loss, make_task
-from hullo.lab.comparison.trial import OPTIMIZERS, Setup, Step
+from hullo.lab.comparison.task import Loss, Task, make_task
+from hullo.lab.comparison.trial import OPTIMIZERS, Alone, Setup, Step, call_step
 from hullo.lab.files import checksum, locked, make_directory
 from hullo.lab.progress import PipeConsole, Progress
 from hullo.lab.run.training import PROBABILITIES, are_probabilities
@@ -32,6 +33,8 @@ RATES = {"sgd": (0.01, 0.03, 0.1)}
 ADAM_RATES = (1e-3, 3e-3, 1e-2)
 IRRELEVANT = ("Attempting to run cuBLAS, but there was no current CUDA context", "TensorFloat32 tensor cores")
 """Warnings of PyTorch about its first steps on a GPU."""
+OBSERVED = 64
+"""The largest number of samples on which the loss and the metric are observed."""
 
 
 def compare(
@@ -113,6 +116,17 @@ def compare(
     for what, value, valid in (("optimizer", optimizer, OPTIMIZERS), ("precision", precision, ("float32", "bfloat16"))):
         if value not in valid:
             raise ValueError(f"unknown {what} {value!r}; available: {', '.join(valid)}")
+    least = {
+        "epochs": (epochs, 1),
+        "batch_size": (batch_size, 1),
+        "seeds": (seeds, 2),
+        "weight_decay": (weight_decay, 0),
+    }
+    for what, (number, smallest) in least.items():
+        if number is not None and number < smallest:
+            raise ValueError(f"{what}={number}: must be at least {smallest}")
+    if step is not None and (loss is not None or metric is not None):
+        raise ValueError("loss and metric are not used with a step, whose loss is the metric; leave them out")
     clock = Clock(60 * minutes)
     with Progress(PipeConsole(stderr=True), quiet=quiet) as progress, stop_request() as stop, warnings.catch_warnings():
         for text in IRRELEVANT:
@@ -121,22 +135,27 @@ def compare(
         data = train if isinstance(train, Arrays) else read_data(train, val, test, _spell_name(name or "data"))
         if step is not None and not data.is_shared:
             raise ValueError("step takes the batches of a DataLoader; give one as train, val and test")
-        inputs, targets = (None, None) if step else data.first or (None, None)
-        if inputs is None and step is None:
+        first = None if step else data.first
+        if first is None and step is None:
             raise ValueError("batches are not pairs of inputs and targets; give a step of your own")
+        inputs, targets = first or (None, None)
         options: dict[str, Any] = {"higher_is_better": higher_is_better, "scale": data.scale, "target": data.target}
         task = make_task(targets, loss, "loss" if step else metric, **options)
         chosen, rates = choose_device(device), _read_rates(lr, optimizer)
         make = seeded(network, inputs)
+        outputs = None
+        if step is not None:
+            inputs, seen = _observe_step(make(0), data, step)
+        elif first is not None:
+            with torch.no_grad():
+                outputs = make(0).eval()(first[0])
+            task.check(outputs, first[1], data.targets)
+            seen = _observe_task(make(0), data, task)
         fingerprint = data.fingerprint()
         data.to(chosen)
-        if step is not None:
-            inputs = _observe_inputs(Population([make(0)]), data, step)
-        outputs, weights = _call(make(0), inputs)
-        if targets is not None:
-            task.check(outputs, targets, data.targets)
-        found, notes = prepare(make, candidates, inputs, lambda population: _probe(population, data, inputs, step))
-        if task.has_classes and are_probabilities(outputs):
+        named = [candidates] if isinstance(candidates, str) else candidates
+        found, notes = prepare(make, named, inputs, lambda population: _probe(population, data, inputs, step))
+        if outputs is not None and task.has_classes and are_probabilities(outputs):
             notes.append(f"the network returns {PROBABILITIES}")
         if chosen.type == "cpu":
             progress.note("training on a CPU, with fewer networks than a GPU would train in the same time")
@@ -155,8 +174,16 @@ def compare(
             weight_decay,
             precision,
         )
-        given = (task.name, getattr(loss, "__name__", loss), epochs, rates, batch_size, optimizer, weight_decay)
-        described = [setup.network, data.name, fingerprint, weights, *setup.candidates, given, precision]
+        given = (task.name, task.higher, epochs, rates, batch_size, optimizer, weight_decay, precision)
+        described = [
+            setup.network,
+            data.name,
+            fingerprint,
+            _checksum(make(0)),
+            seen,
+            [(item.name, item.structure) for item in found],
+            given,
+        ]
         folder = Path(output) / f"{setup.network}-{data.name}-{sha256(repr(described).encode()).hexdigest()[:8]}"
         make_directory(folder)
 
@@ -173,13 +200,40 @@ def compare(
             return Engine(setup, store, machine, progress, clock, stop, plan, epochs, seeds, worth).run()
 
 
+def _checksum(network: nn.Module) -> str:
+    """Return a checksum of the initial weights of a network."""
+    state = network.state_dict().items()
+    return checksum({name: value.contiguous() for name, value in state if isinstance(value, Tensor)})
+
+
 @torch.no_grad()
-def _call(network: nn.Module, inputs: Tensor | None) -> tuple[Any, str]:
-    """Return the outputs of a network, None without inputs, and a checksum of them and of its initial weights."""
-    weights = {name: value.contiguous() for name, value in network.state_dict().items() if isinstance(value, Tensor)}
-    outputs = None if inputs is None else network.eval()(inputs)
-    words = f"{outputs.double().abs().sum().item():.4g}" if isinstance(outputs, Tensor) else ""
-    return outputs, checksum(weights, words)
+def _observe_task(network: nn.Module, data: Arrays | Stream, task: Task) -> str:
+    """Return the outputs, the losses and the metric of a network in words, which tell it and the task from others."""
+    inputs, targets = (tensor[:OBSERVED] for tensor in data.load_eval(*next(data.eval_batches("val"))))
+    outputs = network.eval()(inputs)
+    values = [outputs, task.losses(outputs, targets)]
+    if task.whole is not None:
+        with suppress(Exception):  # few samples may not have a metric
+            values.append(torch.as_tensor(task.whole(outputs, targets)))
+    return " ".join(f"{value.double().abs().sum().item():.4g}" for value in values)
+
+
+def _observe_step(network: nn.Module, data: Arrays | Stream, step: Step) -> tuple[Tensor | None, str]:
+    """Return some inputs of a network, as a step of the user's gives them, and its loss in words.
+
+    The inputs are None if they are not a single tensor.
+    """
+    seen: list[tuple[Any, ...]] = []
+    alone = Alone(network.eval(), 0, ORIGINAL)
+    alone.register_forward_pre_hook(lambda _, args, kwargs: seen.append((args, kwargs)), with_kwargs=True)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        (loss,) = call_step(step, alone, data.load_eval(*next(data.eval_batches("val")))).tolist()
+    if not seen or len(seen[0][0]) != 1 or seen[0][1].keys() - {"in_dims"}:
+        return None, f"{loss:.4g}"
+    ((inputs,), options), *_ = seen
+    shared = inputs if options.get("in_dims", 0) is None or not isinstance(inputs, Tensor) else inputs[0]
+    return (shared[:8] if isinstance(shared, Tensor) else None), f"{loss:.4g}"
 
 
 def _probe(population: Population, data: Arrays | Stream, inputs: Tensor | None, step: Step | None) -> None:
@@ -188,21 +242,8 @@ def _probe(population: Population, data: Arrays | Stream, inputs: Tensor | None,
     if inputs is not None:
         population.check(inputs.to(data.device), in_dims=None)
     if step is not None:
-        losses: Any = step(population, data.load_eval(*next(data.eval_batches("val"))))
-        losses.sum().backward()
-
-
-def _observe_inputs(population: Population, data: Arrays | Stream, step: Step) -> Tensor | None:
-    """Return some inputs of a network, as a step of the user's gives them; None if they are not a single tensor."""
-    seen: list[tuple[Any, ...]] = []
-    population.register_forward_pre_hook(lambda _, args, kwargs: seen.append((args, kwargs)), with_kwargs=True)
-    with suppress(Exception):  # no population may take the network, and the step may raise, which is reported later
-        _probe(population, data, None, step)
-    if not seen or len(seen[0][0]) != 1 or seen[0][1].keys() - {"in_dims"}:
-        return None
-    ((inputs,), options), *_ = seen
-    shared = inputs if options.get("in_dims", 0) is None or not isinstance(inputs, Tensor) else inputs[0]
-    return shared[:8].cpu() if isinstance(shared, Tensor) else None
+        losses = call_step(step, population, data.load_eval(*next(data.eval_batches("val"))))
+        losses.sum().backward()  # type: ignore[no-untyped-call]
 
 
 def _read_rates(lr: float | Sequence[float] | None, optimizer: str) -> tuple[float, ...]:

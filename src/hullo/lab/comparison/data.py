@@ -189,6 +189,12 @@ def read_arrays(train: Any, val: Any, test: Any, name: str = "data") -> Arrays:
                 shapes = f"{one.dtype} {tuple(one.shape[1:])} and {two.dtype} {tuple(two.shape[1:])}"
                 raise ValueError(f"the {kind} of train and {part} differ: {shapes} for each sample")
     few = [f"only {size} {what} samples" for part, (what, _) in HELD_OUT.items() if (size := len(parts[part][1])) < FEW]
+    if is_classes(parts["train"][1]):
+        present = {part: set(targets.tolist()) for part, (_, targets) in parts.items()}
+        classes = set.union(*present.values())
+        for part, own in present.items():
+            if absent := len(classes) - len(own):
+                few.append(f"no {HELD_OUT.get(part, ('training',))[0]} samples of {absent} of {len(classes)} classes")
     return Arrays(name, parts, "; ".join([*said, *few]) or "as given")
 
 
@@ -224,8 +230,7 @@ def _split(pair: Pair, share: float, what: str) -> tuple[Pair, Pair]:
     x, y = pair
     if len(y) < MIN_SAMPLES:
         raise ValueError(f"train has {len(y)} samples, too few to split off a part of them; give more, or {what} data")
-    is_classes = y.dim() == 1 and not y.is_floating_point()
-    classes = y if is_classes else torch.zeros(len(y), device=y.device)
+    classes = y if is_classes(y) else torch.zeros(len(y), device=y.device)
     try:
         held_out = hold_out(torch.unique(classes, return_inverse=True)[1], round(share * len(y)), seed=0)
     except ValueError:
@@ -233,6 +238,11 @@ def _split(pair: Pair, share: float, what: str) -> tuple[Pair, Pair]:
             f"train has too few samples of each class to split off a part of them; give {what} data"
         ) from None
     return (x[~held_out], y[~held_out]), (x[held_out], y[held_out])
+
+
+def is_classes(targets: Tensor) -> bool:
+    """Return whether targets are a class for each sample."""
+    return targets.dim() == 1 and not targets.is_floating_point()
 
 
 def as_input(x: Tensor) -> Tensor:

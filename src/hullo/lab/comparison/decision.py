@@ -25,6 +25,8 @@ MAX_EXTENSIONS = 2
 """How often the grid of learning rates may grow."""
 MAX_PAIRS = 300
 """The largest number of seeds of the confirmation."""
+SAME = 1e-5
+"""The scatter of differences, as a share of the largest score, up to which they are the same: records have 6 digits."""
 WINS, KEEP, UNDECIDED = "wins", "keep", "undecided"
 
 
@@ -182,10 +184,10 @@ class Verdict:
     """The result of the confirmation: the gain of the challenger over the original on fresh seeds and the test data."""
 
     gain: float  # the mean difference; positive if the challenger is better
-    half: float  # of the interval's width; infinite where differences do not say how far others would scatter
+    half: float  # of the interval's width; infinite if all differences are the same: how far would others scatter?
     worth: float  # the smallest gain that is worth a change
     pairs: int  # number of seeds
-    deviation: float  # of the differences
+    deviation: float  # of the differences; 0 if they are the same
     look: int  # how often the test was made, this time included
 
     @property
@@ -206,14 +208,14 @@ class Verdict:
         return self.gain + self.half
 
     @property
-    def more(self) -> int | None:
-        """Return the number of further seeds that would decide if mean and deviation stayed; None if too many."""
-        if not 0 < self.deviation < math.inf:
+    def needed(self) -> int | None:
+        """Return the number of seeds, in all, that would decide if mean and deviation stayed; None if it is unknown."""
+        if not self.deviation:
             return None
         shown = [gain for gain in (self.gain, self.worth - self.gain) if gain > 0]  # a win, or that it is not worth it
         needed = [seeds_needed(gain, self.deviation, two_sided(self.look + 1)) for gain in shown]
-        least = min((count for count in needed if count is not None), default=math.inf)
-        return max(1, int(least) - self.pairs) if least <= MAX_PAIRS else None
+        least = min((count for count in needed if count is not None), default=None)
+        return None if least is None else max(least, self.pairs + 1)
 
 
 def alpha_of(look: int) -> float:
@@ -247,10 +249,13 @@ def judge(
     'undecided'
     """
     floor = worst_of([*challenger, *original, worst])
-    differences = [fill(one, floor) - fill(two, floor) for one, two in zip(challenger, original, strict=True)]
+    one, two = ([fill(score, floor) for score in scores] for scores in (challenger, original))
+    differences = [a - b for a, b in zip(one, two, strict=True)]
     count, gain, deviation = len(differences), fmean(differences), stdev(differences)
+    if deviation <= SAME * max(map(abs, (*one, *two))):
+        return Verdict(gain, math.inf, worth, count, 0.0, look)
     half = t_quantile(count - 1, 1 - two_sided(look)) * deviation / math.sqrt(count)
-    return Verdict(gain, half if deviation or not gain else math.inf, worth, count, deviation, look)
+    return Verdict(gain, half, worth, count, deviation, look)
 
 
 def confirm(choice: Choice, pairs: int, worth: float, look: int, scores: Mapping[Arm, Score]) -> Verdict:

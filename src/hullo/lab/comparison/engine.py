@@ -83,7 +83,8 @@ class Engine:
             measured = self._measure([Arm(name, lr, 0) for name in setup.candidates for lr in self.plan.rates])
             store.update(plan=asdict(make_plan(self.clock, measured, len(setup.candidates), self.epochs)))
         self.plan = Plan(**store.state["plan"])
-        result = Result(setup, store, self.plan, Choice(grid=list(self.plan.rates)), self.worth, self.worth is None)
+        choice = Choice(grid=list(self.plan.rates))
+        result = Result(setup, store, self.plan, choice, self.worth, self.worth is None, self.most_seeds)
         with suppress(OutOfTime):
             result.choice = choice = self._choose()
             worth = result.worth = self.worth or setup.task.default_worth(choice.mean(ORIGINAL))
@@ -95,6 +96,11 @@ class Engine:
         result.needed = self._minutes_to_decide(result.verdict)
         store.update(finding=result.finding)
         return result
+
+    @property
+    def most_seeds(self) -> int:
+        """Return the largest number of fresh seeds."""
+        return min(self.seeds or MAX_PAIRS, MAX_PAIRS)
 
     def _choose(self) -> Choice:
         """Return the choice of an earlier call, or choose."""
@@ -133,7 +139,7 @@ class Engine:
 
         An earlier look stays if it has decided, or if there are not more minutes or seeds than it had.
         """
-        store, most = self.store, min(self.seeds or MAX_PAIRS, MAX_PAIRS)
+        store, most = self.store, self.most_seeds
         looks: list[int] = store.state.get("looks", [])
         limits, done, verdict = [self.clock.seconds, most], 1, None
         if looks:
@@ -160,7 +166,7 @@ class Engine:
         words = [
             f"confirmation of {self.setup.candidates[choice.challenger].label} on {pairs} fresh seeds, look {look}"
         ]
-        if deviation is not None:
+        if deviation:
             gain = detectable_difference(deviation, pairs, alpha)
             words.append(f"a gain of {task.spell(gain)} is found with a probability of 80 %")
             needed = seeds_needed(worth, deviation, alpha)
@@ -179,8 +185,8 @@ class Engine:
     def _minutes_to_decide(self, verdict: Verdict | None) -> float | None:
         """Return the minutes, in all, that would decide if all stayed as it is; None if that takes too many seeds."""
         if verdict is not None:
-            most = math.inf if self.seeds is None else self.seeds - verdict.pairs
-            return None if verdict.more is None or verdict.more > most else self._minutes(2 * verdict.more)
+            needed = verdict.needed
+            return None if needed is None or needed > self.most_seeds else self._minutes(2 * (needed - verdict.pairs))
         chosen = sum(arm.seed < FRESH for arm in self.store.records)
         all_runs = decision.count_runs(len(self.setup.candidates), len(self.plan.rates))
         return self._minutes(max(0, all_runs - chosen) + 2 * MIN_PAIRS)

@@ -108,6 +108,8 @@ def _read_rows(path: Path) -> tuple[list[str], list[list[str]]]:
     if len(lines) < 2:
         raise DataError(f"{path} has {len(lines)} lines; give a header and a line per sample")
     header, rows = [cell.strip() for cell in lines[0]], lines[1:]
+    if all(re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", cell) for cell in header):
+        raise DataError(f"{path}: the first line has numbers, such as {header[0]}; it must name the columns")
     if len(set(header)) < len(header):
         raise DataError(f"{path}: two columns have the same name; the first line must name all columns")
     if odd := next((number for number, row in enumerate(rows, 2) if len(row) != len(header)), None):
@@ -142,8 +144,12 @@ def _read_targets(cells: Sequence[str], where: str, *, regress: bool) -> Tensor:
     numbers = _numbers(cells, where)
     if numbers is None:
         words = sorted(set(cells))
-        if regress or len(words) > MAX_WORDS:
-            raise DataError(f"{where}: {len(words):,} different words, such as {words[0]!r}; give numbers, or classes")
+        if regress:
+            raise DataError(f"{where}: has words, such as {words[0]!r}; the losses mse and mae need numbers")
+        if len(words) > MAX_WORDS:
+            raise DataError(
+                f"{where}: {len(words):,} different words, such as {words[0]!r}; at most {MAX_WORDS} classes"
+            )
         return torch.tensor([words.index(cell) for cell in cells])
     values = torch.unique(numbers)
     if not regress and len(values) <= MAX_CLASSES and bool((values == values.round()).all()):

@@ -14,7 +14,7 @@ from torch import nn
 
 from hullo.lab.analysis.statistics import t_quantile
 from hullo.lab.comparison.budget import Plan, StepCost, spell_count, spell_minutes
-from hullo.lab.comparison.candidates import HULL, Candidate
+from hullo.lab.comparison.candidates import COEFFICIENT_LR_SCALE, HULL, Candidate
 from hullo.lab.comparison.decision import FRESH, KEEP, MAX_PAIRS, ORIGINAL, WINS, Choice, Verdict, fill, worst_of
 from hullo.lab.comparison.store import Store
 from hullo.lab.comparison.task import spell_number
@@ -57,6 +57,7 @@ class Result:
         worth: the smallest gain that is worth a change; None if it is not known yet.
         is_default_worth: whether the user did not give it.
         costs: of a training step of the original and of the challenger, each as a single network.
+        most_seeds: the largest number of fresh seeds.
         needed: the minutes, in all, that would decide; None if it takes too many seeds.
         folder: the records, the weights and the plan.
     """
@@ -67,6 +68,7 @@ class Result:
     choice: Choice
     worth: float | None
     is_default_worth: bool
+    most_seeds: int = MAX_PAIRS
     verdict: Verdict | None = None
     needed: float | None = None
 
@@ -122,12 +124,18 @@ class Result:
         """Return what was found, in one sentence."""
         found, name = self.verdict, self.choice.challenger
         challenger = self.setup.candidates[name].label if name else "a challenger"
-        decide = f"more fresh seeds than {MAX_PAIRS}, or than `seeds`, would be needed to decide"
+        decide = "more than 1000 fresh seeds would be needed to decide"
         if self.needed is not None:
             decide = f"about {spell_minutes(self.needed)} in all would decide"
+        elif found is not None and found.needed is not None:
+            decide = f"{found.needed} fresh seeds would decide, more than the {self.most_seeds} that are allowed"
         if found is None:
             return f"Undecided: the time ran out before {challenger} was confirmed; {decide}."
         spell = self.task.spell
+        if not found.deviation:
+            change = f"{self.task.name} {self._signed(found.gain)} with every one of {found.pairs} fresh seeds"
+            advice = "which gives no interval; more test data, or a finer metric such as the loss, would tell more"
+            return f"Undecided: challenger {challenger}: {change}, {advice}."
         change = f"{self.task.name} {self._signed(found.gain)} ± {spell(found.half)}"
         both = self._half_over_examples()
         level = f"{100 * found.level:.4g} % interval over {found.pairs} fresh seeds"
@@ -165,7 +173,7 @@ class Result:
         parts = [self.store.load_examples(arm) for arm in arms]
         known = [self.task.slope(float(part.mean())) * part for part in parts if part is not None]
         is_sound = not any(self.store.records[arm].diverged for arm in arms)
-        if found is None or len(known) < len(parts) or not is_sound or len(known[0]) < 2:
+        if found is None or not found.deviation or len(known) < len(parts) or not is_sound or len(known[0]) < 2:
             return None
         difference = torch.stack(known[::2]).mean(0) - torch.stack(known[1::2]).mean(0)
         variance = found.deviation**2 / found.pairs + float(difference.var()) / len(difference)
@@ -198,6 +206,7 @@ class Result:
             *setup.notes,
             f"each run: {spell_count(epochs, 'epoch')}, at the best learning rate of {rates}",
             *(f"{HULL}: {item.name}" for item in setup.candidates.values() if item.label == HULL),
+            f"coefficients of hulls learn at {COEFFICIENT_LR_SCALE:g} times that rate",
             *([] if self.worth is None else [f"worth a change: a gain of {self.task.spell(self.worth)}{given}"]),
         ]
 

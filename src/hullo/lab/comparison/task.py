@@ -115,8 +115,9 @@ class Task:
             count = outputs.shape[-1 if outputs.shape[:-1] == targets.shape else 1]
             low, high = int(known.min()), int(known.max())
             if low < 0 or high >= count:
-                found = f"{self.target} has classes {low} to {high}"
-                raise ValueError(f"the network has outputs for {count} classes, 0 to {count - 1}; {found}")
+                advice = "return one for each class, numbered from 0" + ", or choose the loss bce" * (count == 1)
+                given = f"the network has {count} output{'s' * (count > 1)}"
+                raise ValueError(f"{given}, but {self.target} has classes {low} to {high}; {advice}")
             if low == high:
                 raise ValueError(f"all targets are {low}; give at least two classes")
         try:
@@ -143,15 +144,13 @@ def make_task(
     if loss is None:
         loss = "mse" if targets is None or targets.is_floating_point() else "cross_entropy"
     if isinstance(loss, str) and loss not in LOSSES:
-        raise ValueError(
-            f"unknown loss {loss!r}; available: {', '.join(LOSSES)}, or a function that returns one per sample"
-        )
+        raise ValueError(f"unknown loss {loss!r}; available: {', '.join(LOSSES)}, or in Python a function")
     if metric is None:
         metric = "loss"
         if targets is not None and isinstance(loss, str):
             metric = {"mse": "rmse", "mae": "mae"}.get(loss, ACCURACY if targets.dim() == 1 else "loss")
     if not callable(metric) and metric not in METRICS:
-        raise ValueError(f"unknown metric {metric!r}; available: {', '.join(METRICS)}, or a function")
+        raise ValueError(f"unknown metric {metric!r}; available: {', '.join(METRICS)}, or in Python a function")
     is_numbers = targets is not None and targets.is_floating_point() and targets[0].numel() == 1
     if is_numbers and (loss == "cross_entropy" or (metric == ACCURACY and loss != "bce")):
         raise ValueError("cross_entropy and accuracy need classes, as whole numbers; these targets are other numbers")

@@ -113,10 +113,7 @@ class Trial(Loop):
         """Return each member's losses on a batch that all share, and its outputs; of a step of the user's, its loss."""
         if self.user_step is None:
             return self._apply(*batch, in_dims=None)
-        losses: Any = self.user_step(self.population, batch)
-        if not isinstance(losses, Tensor) or losses.shape != (len(self.arms),):
-            found = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
-            raise ValueError(f"step returned {found}; return one loss for each of {len(self.arms)} members")
+        losses = call_step(self.user_step, self.population, batch)
         return losses[:, None], losses[:, None]
 
     def _apply(self, inputs: Any, targets: Tensor, *, in_dims: int | None) -> tuple[Tensor, Tensor]:
@@ -178,6 +175,15 @@ class Trial(Loop):
         if isinstance(self.population, Alone):
             return self.population.learned(points, candidate.row)
         return read_coefficients(self.population.activations, points, k, candidate.row)
+
+
+def call_step(step: Step, population: Any, batch: Any) -> Tensor:
+    """Return the losses of a step of the user's; raise a ValueError unless it is one for each member."""
+    losses: Any = step(population, batch)
+    if not isinstance(losses, Tensor) or losses.shape != (len(population),):
+        found = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
+        raise ValueError(f"step returned {found}; return one loss for each of {len(population)} members")
+    return losses
 
 
 class Alone(nn.Module):

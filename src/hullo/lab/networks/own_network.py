@@ -126,7 +126,7 @@ class OwnNetwork:
         needed = [p.name for p in parameters if p.default is p.empty and p.name in named and p.name not in given]
         if needed:
             passed = [f"{name}={size}" for name, size in sizes.items() if size > 0]
-            passed.append("activation" if activation.kind != "own" else "activation with --activation")
+            passed += ["activation with hullo train --activation"] if "activation" in needed else []
             raise ValueError(
                 f"{self.attribute} of {self.path.name} needs {', '.join(needed)}; hullo passes {', '.join(passed)} "
                 "to arguments of these names: rename yours, or give them a default"

@@ -118,11 +118,8 @@ class Training(Loop):
             raise ValueError(
                 f"{name} returned {returned} for {len(example)} samples in {mode} mode; must be logits, {wanted}"
             )
-        if not training and (logits >= 0).all() and ((logits.sum(-1) - 1).abs() < 1e-3).all():
-            warnings.warn(
-                f"{name} returns probabilities, as of a softmax; the loss expects logits: remove the softmax",
-                stacklevel=2,
-            )
+        if not training and are_probabilities(logits):
+            warnings.warn(f"{name} returns {PROBABILITIES}", stacklevel=2)
 
     def _losses(self, images: Tensor | AugmentedImages, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return each member's loss on each image, (K, B), and its logits."""
