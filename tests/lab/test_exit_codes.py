@@ -73,9 +73,9 @@ USAGE_ERRORS = {
     (*RAY, "--ray-address", "nowhere.invalid:6379"): "no Ray cluster answers at nowhere.invalid:6379: ",
     (*RAY, "--ray-address", "ray://127.0.0.1:10001"): "no Ray cluster answers at ray://127.0.0.1:10001: ",
     (*RAY, "--ray-address", "somewhere"): "no Ray cluster answers at somewhere: ",
-    (*RAY, "--device", "cpu"): "--device cpu needs --engine local",
-    (*RAY[:2], "--gpus-per-task", "1"): "--ray-address and --gpus-per-task need --engine ray",
-    (*RAY[:2], "--ray-address", "auto"): "--ray-address and --gpus-per-task need --engine ray",
+    (*RAY, "--device", "cpu"): "device=cpu needs engine=local",
+    (*RAY[:2], "--gpus-per-task", "1"): "ray_address and gpus_per_task need engine=ray",
+    (*RAY[:2], "--ray-address", "auto"): "ray_address and gpus_per_task need engine=ray",
     # no records
     (*TRAIN, "--output", "broken"): "broken/records.jsonl, line 1",
     (*REPRODUCE, "--output", "broken"): "broken/records.jsonl, line 1",

@@ -46,6 +46,12 @@ def install() -> None:
             signal.signal(number, _handle)
 
 
+def reinstall() -> None:
+    """Install the handlers again, if they were, since a library has replaced them."""
+    if _State.installed:
+        install()
+
+
 def was_received() -> bool:
     """Return whether a signal that ends the command was received."""
     return _State.received is not None

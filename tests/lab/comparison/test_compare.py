@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hullo
 from hullo.lab import compare
-from hullo.lab.comparison import Result, engine
+from hullo.lab.comparison import Result, engine, work
 from hullo.lab.comparison.budget import OutOfTime
 from hullo.lab.comparison.candidates import prepare, seeded
 from hullo.lab.comparison.data import read_data
@@ -116,15 +116,15 @@ def test_more_minutes_and_seeds_look_again_at_a_smaller_error_rate(
 def test_a_confirmation_that_runs_out_of_time_counts_complete_pairs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train, fresh = engine.Engine._train, []
+    train, fresh = work.train, []
 
-    def stop_after_five(self: engine.Engine, arms: list[Arm], *args: Any) -> None:
-        fresh.extend(arm for arm in arms if arm.seed >= FRESH)
+    def stop_after_five(setup: Setup, call: tuple[list[Arm], int], **here: Any) -> work.Trained:
+        fresh.extend(arm for arm in call[0] if arm.seed >= FRESH)
         if len(fresh) > 5:
             raise OutOfTime
-        train(self, arms, *args)
+        return train(setup, call, **here)
 
-    monkeypatch.setattr(engine.Engine, "_train", stop_after_five)
+    monkeypatch.setattr(work, "train", stop_after_five)
     monkeypatch.setattr(compare_module, "CPU_MEMBERS", 1)
     result = compare(mlp, (X, LABELS), output=tmp_path, **FAST | {"candidates": ["tanh"], "seeds": 4})
     assert result.verdict is not None

@@ -237,7 +237,7 @@ def test_task_gets_a_gpu_if_available(
 
 def test_unavailable_gpus_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     machines(monkeypatch, 0, 0)
-    with pytest.raises(ValueError, match=r"^--gpus-per-task 0.5: .*give 0"):
+    with pytest.raises(ValueError, match=r"^gpus_per_task=0.5: .*give 0"):
         choose_gpus(0.5)
 
 
@@ -245,7 +245,7 @@ def machines(monkeypatch: pytest.MonkeyPatch, *gpus: int) -> None:
     """Patch the cluster: machines with these numbers of GPUs, and a dead one with many."""
     alive = [{"Alive": True, "Resources": {"CPU": 2.0} | ({"GPU": float(count)} if count else {})} for count in gpus]
     nodes = [*alive, {"Alive": False, "Resources": {"GPU": 8.0}}]
-    monkeypatch.setattr("hullo.lab.run.cluster._ray", lambda: SimpleNamespace(nodes=lambda: nodes))
+    monkeypatch.setattr("hullo.lab.run.cluster.import_ray", lambda: SimpleNamespace(nodes=lambda: nodes))
 
 
 @needs_ray

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from hullo.lab.cli.common import DeviceOption, ImageSizeOption, QuietOption, console, resumable
+from hullo.lab.cli.settings import Engine, EngineOption, GpusOption, RayAddressOption
 
 
 def compare(
@@ -59,6 +60,9 @@ def compare(
     ] = None,
     image_size: ImageSizeOption = None,
     precision: Annotated[str, typer.Option(help="float32, or bfloat16: mixed precision by autocast.")] = "float32",
+    engine: EngineOption = Engine.LOCAL,
+    ray_address: RayAddressOption = None,
+    gpus_per_task: GpusOption = None,
     device: DeviceOption = None,
     output: Annotated[Path, typer.Option(help="Directory of records and weights.")] = Path("runs"),
     quiet: QuietOption = False,
@@ -87,6 +91,9 @@ def compare(
             batch_size=batch_size,
             seeds=seeds,
             precision=precision,
+            engine=engine,
+            ray_address=ray_address,
+            gpus_per_task=gpus_per_task,
             device=device,
             output=output,
             quiet=quiet,

@@ -24,6 +24,25 @@ class Engine(StrEnum):
     RAY = "ray"
 
 
+EngineOption = Annotated[Engine, typer.Option(help="Train in this process, or on a Ray cluster.")]
+RayAddressOption = Annotated[
+    str | None,
+    typer.Option(
+        help="The Ray cluster: host:port, or auto.", show_default="RAY_ADDRESS, else a new cluster on this machine"
+    ),
+]
+GpusOption = Annotated[
+    float | None,
+    typer.Option(
+        help="GPUs per population on a Ray cluster, from 0 to 1.",
+        min=0,
+        max=1,
+        metavar="<float>",
+        show_default="1 if there are any",
+    ),
+]
+
+
 @dataclass(frozen=True)
 class Where:
     """Where runs are trained, and where their data and results are; each field is an option."""
@@ -38,23 +57,9 @@ class Where:
             show_default="as many as fit into memory",
         ),
     ] = None
-    engine: Annotated[Engine, typer.Option(help="Train in this process, or on a Ray cluster.")] = Engine.LOCAL
-    ray_address: Annotated[
-        str | None,
-        typer.Option(
-            help="The Ray cluster: host:port, or auto.", show_default="RAY_ADDRESS, else a new cluster on this machine"
-        ),
-    ] = None
-    gpus_per_task: Annotated[
-        float | None,
-        typer.Option(
-            help="GPUs per population on a Ray cluster, from 0 to 1.",
-            min=0,
-            max=1,
-            metavar="<float>",
-            show_default="1 if there are any",
-        ),
-    ] = None
+    engine: EngineOption = Engine.LOCAL
+    ray_address: RayAddressOption = None
+    gpus_per_task: GpusOption = None
     device: DeviceOption = None
     data_dir: DataOption = None
     output: Annotated[Path, typer.Option(help="Directory of the records; runs with a record are not repeated.")] = Path(
@@ -64,13 +69,6 @@ class Where:
         30.0
     )
     quiet: QuietOption = False
-
-    def check(self) -> None:
-        """Raise a ValueError if options contradict each other."""
-        if self.engine is Engine.RAY and self.device:
-            raise ValueError(f"--device {self.device} needs --engine local; with ray, --gpus-per-task 0 means CPUs")
-        if self.engine is Engine.LOCAL and (self.ray_address or self.gpus_per_task is not None):
-            raise ValueError("--ray-address and --gpus-per-task need --engine ray")
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:

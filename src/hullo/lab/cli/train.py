@@ -112,11 +112,12 @@ def _train(
     paper: bool = False,
 ) -> None:
     """Train every combination, and print the results; with `paper`, activations that the paper has for a column."""
+    from hullo.lab.run.cluster import check_engine
     from hullo.lab.run.queue import RunQueue
     from hullo.lab.spec import Spec
     from hullo.lab.spec.paper import rows_of
 
-    where.check()
+    check_engine(where.engine, where.device, where.ray_address, where.gpus_per_task)
     columns = [source.open() for source in sources]
     specs = [
         Spec.default(*column, row, seed=seed, **chosen)
@@ -177,11 +178,9 @@ def _run_on_cluster(queue: RunQueue, sources: Sequence[Source], where: Where) ->
     from hullo.lab.progress import Progress
     from hullo.lab.run.cluster import RayRunner, choose_gpus, connect
     from hullo.lab.run.loaders import loader_key, open_loader
-    from hullo.lab.signals import install, unwinding
 
-    with unwinding(), connect(where.ray_address):
+    with connect(where.ray_address):
         gpus = choose_gpus(where.gpus_per_task)
-        install()  # Ray has installed its own signal handlers
         here = {loader_key(s): s for s in queue.specs if s.is_own_data}  # this machine may not have other data sets
         loaders = {key: open_loader(s, where.data_dir, torch.device("cpu")) for key, s in here.items()}
         _prepare(queue, loaders)

@@ -54,11 +54,13 @@ class Plan:
     fixed: float = 0.0  # of an epoch of a population
     each: float = 0.0  # more for each of its networks
     ready: float = 0.0  # of the budget that were used when the plan was made
+    workers: int = 1  # that train populations at the same time
 
     def seconds(self, runs: int, rounds: int = 1) -> float:
         """Return the seconds that a number of runs take, in a number of rounds."""
-        populations = max(rounds, math.ceil(runs / self.members))
-        return populations * (self.setup + self.epochs * self.fixed) + self.epochs * self.each * runs
+        populations = max(rounds, math.ceil(runs / self.members / self.workers))  # of each worker
+        networks = math.ceil(runs / self.workers)
+        return populations * (self.setup + self.epochs * self.fixed) + self.epochs * self.each * networks
 
     def left_to_choose(self, clock: Clock) -> float:
         """Return the seconds that are left to choose, of a share of those that there were when the plan was made."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,13 @@ from hullo.lab.comparison.result import Result
 from hullo.lab.comparison.store import Store
 from hullo.lab.comparison.task import Loss, Task, make_task
 from hullo.lab.comparison.trial import OPTIMIZERS, Alone, Setup, Step, call_step
+from hullo.lab.comparison.work import Here, RayWorkers
 from hullo.lab.files import checksum, locked, make_directory
 from hullo.lab.progress import PipeConsole, Progress
+from hullo.lab.run.cluster import check_engine, choose_gpus, connect
 from hullo.lab.run.training import PROBABILITIES, are_probabilities
 from hullo.lab.signals import stop_request
-from hullo.lab.spec.environment import choose_device, device_name, environment
+from hullo.lab.spec.environment import choose_device
 from hullo.population import Population
 
 RATES = {"sgd": (0.01, 0.03, 0.1)}
@@ -58,6 +60,9 @@ def compare(
     step: Step | None = None,
     device: str | None = None,
     precision: str = "float32",
+    engine: str = "local",
+    ray_address: str | None = None,
+    gpus_per_task: float | None = None,
     output: str | Path = "runs",
     name: str | None = None,
     quiet: bool = False,
@@ -93,6 +98,10 @@ def compare(
             each member, without reading tensors on the host. The metric is then the loss.
         device: "cpu", "cuda" or "cuda:N"; by default a GPU if there is one.
         precision: "float32", or "bfloat16" for mixed precision.
+        engine: "local", or "ray" to train populations at the same time, as tasks on a Ray cluster.
+        ray_address: of the cluster: host:port, or "auto"; by default that of the environment variable RAY_ADDRESS, else
+            a new one on this machine.
+        gpus_per_task: GPUs of each task, from 0 to 1; by default 1 if there are any.
         output: directory for records and weights.
         name: of the data, in tables.
         quiet: show no progress.
@@ -127,8 +136,15 @@ def compare(
             raise ValueError(f"{what}={number}: must be at least {smallest}")
     if step is not None and (loss is not None or metric is not None):
         raise ValueError("loss and metric are not used with a step, whose loss is the metric; leave them out")
-    clock = Clock(60 * minutes)
-    with Progress(PipeConsole(stderr=True), quiet=quiet) as progress, stop_request() as stop, warnings.catch_warnings():
+    check_engine(engine, device, ray_address, gpus_per_task)
+    with (
+        connect(ray_address) if engine == "ray" else nullcontext(),
+        Progress(PipeConsole(stderr=True), quiet=quiet) as progress,
+        stop_request() as stop,
+        warnings.catch_warnings(),
+    ):
+        workers = RayWorkers(choose_gpus(gpus_per_task)) if engine == "ray" else Here(choose_device(device))
+        clock = Clock(60 * minutes)
         for text in IRRELEVANT:
             warnings.filterwarnings("ignore", text)
         progress.describe("preparing data and networks")
@@ -141,7 +157,7 @@ def compare(
         inputs, targets = first or (None, None)
         options: dict[str, Any] = {"higher_is_better": higher_is_better, "scale": data.scale, "target": data.target}
         task = make_task(targets, loss, "loss" if step else metric, **options)
-        chosen, rates = choose_device(device), _read_rates(lr, optimizer)
+        rates = _read_rates(lr, optimizer)
         make = seeded(network, inputs)
         outputs = None
         if step is not None:
@@ -152,12 +168,12 @@ def compare(
             task.check(outputs, first[1], data.targets)
             seen = _observe_task(make(0), data, task)
         fingerprint = data.fingerprint()
-        data.to(chosen)
+        data.to(workers.device if engine == "local" else torch.device("cpu"))
         named = [candidates] if isinstance(candidates, str) else candidates
         found, notes = prepare(make, named, inputs, lambda population: _probe(population, data, inputs, step))
         if outputs is not None and task.has_classes and are_probabilities(outputs):
             notes.append(f"the network returns {PROBABILITIES}")
-        if chosen.type == "cpu":
+        if workers.device.type == "cpu":
             progress.note("training on a CPU, with fewer networks than a GPU would train in the same time")
         for note in notes:
             progress.note(note)
@@ -195,9 +211,8 @@ def compare(
         with locked(folder / ".lock", wait):
             store = Store(folder, task.sign)
             clock = Clock(60 * minutes, spent=store.state.get("seconds", 0.0) + ready)
-            plan = Plan(rates, CPU_MEMBERS if chosen.type == "cpu" else GPU_MEMBERS)
-            machine = environment(device_name(chosen))
-            return Engine(setup, store, machine, progress, clock, stop, plan, epochs, seeds, worth).run()
+            plan = Plan(rates, CPU_MEMBERS if workers.device.type == "cpu" else GPU_MEMBERS, workers=workers.count)
+            return Engine(setup, store, workers, progress, clock, stop, plan, epochs, seeds, worth).run()
 
 
 def _checksum(network: nn.Module) -> str:

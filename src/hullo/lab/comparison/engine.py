@@ -6,30 +6,24 @@ free, so a comparison that was interrupted goes on where it ended, and one that 
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
-from itertools import count, takewhile
+from itertools import count, islice, takewhile
 from threading import Event
 from typing import Any
 
-import torch
-
 from hullo._compat import is_out_of_memory
 from hullo.lab.analysis.power import detectable_difference, seeds_needed
-from hullo.lab.comparison import decision
+from hullo.lab.comparison import decision, work
 from hullo.lab.comparison.budget import (
     MIN_PAIRS,
     Clock,
     OutOfTime,
     Plan,
-    StepCost,
     make_plan,
-    measure_costs,
-    now,
     spell_count,
     spell_minutes,
 )
@@ -37,19 +31,11 @@ from hullo.lab.comparison.decision import FRESH, MAX_PAIRS, ORIGINAL, UNDECIDED,
 from hullo.lab.comparison.result import Result
 from hullo.lab.comparison.store import Store
 from hullo.lab.comparison.trial import Setup, Trial
+from hullo.lab.comparison.work import Trained, Workers
 from hullo.lab.progress import Progress
-from hullo.lab.run.local import build_record
-from hullo.lab.run.weights import MORE, ChosenEpochs
-from hullo.lab.spec.environment import Environment
-from hullo.lab.spec.records import ACCURACY, Record, round_number
-from hullo.lab.spec.run_spec import Spec
 
 CPU_MEMBERS, GPU_MEMBERS = 16, 512
 """The largest number of networks in a population. On a CPU, more save time only where networks are small."""
-MEMORY_SHARE = 0.8
-"""The share of a GPU's memory that is planned for."""
-MEASURED, ENDLESS = 10, 10**6
-"""The steps and batches that are measured for the plan, and the epochs of a training that is not finished."""
 MAX_SEEDS = 5
 """The largest number of seeds that a round of the choice adds."""
 RESERVE = 0.9
@@ -66,7 +52,7 @@ class Engine:
 
     setup: Setup
     store: Store
-    environment: Environment
+    workers: Workers
     progress: Progress
     clock: Clock
     stop: Event
@@ -82,7 +68,7 @@ class Engine:
         if "plan" not in store.state:
             measured = self._measure([Arm(name, lr, 0) for name in setup.candidates for lr in self.plan.rates])
             store.update(plan=asdict(make_plan(self.clock, measured, len(setup.candidates), self.epochs)))
-        self.plan = Plan(**store.state["plan"])
+        self.plan = replace(Plan(**store.state["plan"]), workers=self.workers.count)
         choice = Choice(grid=list(self.plan.rates))
         result = Result(setup, store, self.plan, choice, self.worth, self.worth is None, self.most_seeds)
         with suppress(OutOfTime):
@@ -90,7 +76,8 @@ class Engine:
             worth = result.worth = self.worth or setup.task.default_worth(choice.mean(ORIGINAL))
             result.verdict = self._confirm(choice, worth)
             if result.verdict is not None and "costs" not in store.state:
-                store.update(costs=self._measure_costs(choice))
+                (costs,) = self.workers.map(work.measure_steps, setup, [(ORIGINAL, choice.challenger)])
+                store.update(costs=costs)
         store.publish(result.choice.rates)
         store.update(seconds=self.clock.used)
         result.needed = self._minutes_to_decide(result.verdict)
@@ -191,28 +178,15 @@ class Engine:
         all_runs = decision.count_runs(len(self.setup.candidates), len(self.plan.rates))
         return self._minutes(max(0, all_runs - chosen) + 2 * MIN_PAIRS)
 
-    def _measure_costs(self, choice: Choice) -> list[StepCost]:
-        """Return what a training step costs the original and the challenger, each as a single network."""
-        setup = self.setup
-        if setup.step is not None or setup.example is None:
-            return []
-        inputs, targets = setup.data.load_eval(*next(setup.data.eval_batches("val")))
-        chosen = torch.arange(setup.batch_size, device=setup.data.device) % len(targets)
-        candidates = [setup.candidates[name] for name in (ORIGINAL, choice.challenger)]
-        networks = [item.plain(item.build(0, setup.example)) for item in candidates]
-        return measure_costs(
-            networks, inputs[chosen], lambda outputs: setup.task.losses(outputs, targets[chosen]).mean()
-        )
-
     def train(self, arms: Sequence[Arm], words: str) -> dict[Arm, Score]:
         """Train the runs without a record, and return the scores of all; raise OutOfTime if they do not fit."""
         total = len(self.missing(arms))
         while missing := self.missing(arms):
-            population = next(self._populations(missing))
-            if self.predict(len(population)) > self.clock.left:
+            populations = list(islice(self._populations(missing), self.workers.count))
+            if self.predict(sum(map(len, populations))) > self.clock.left:
                 raise OutOfTime
-            with self._halving(len(population)):
-                self._train(population, words, total - len(missing), total)
+            with self._halving(len(populations[0])):
+                self._train(populations, words, total - len(missing), total)
         return {arm: self.store.score(arm) for arm in arms}
 
     def missing(self, arms: Sequence[Arm]) -> list[Arm]:
@@ -230,7 +204,7 @@ class Engine:
             candidate = self.setup.candidates[arm.candidate]
             groups.setdefault(arm if candidate.group is None else candidate.group, []).append(arm)
         for group in groups.values():
-            parts = math.ceil(len(group) / self.plan.members)
+            parts = max(math.ceil(len(group) / self.plan.members), min(self.workers.count, len(group)))
             yield from (group[i * len(group) // parts : (i + 1) * len(group) // parts] for i in range(parts))
 
     @contextmanager
@@ -244,61 +218,40 @@ class Engine:
             self.plan = replace(self.plan, members=members // 2)
             self.progress.note(f"memory ran out with {members} networks at once; going on with {members // 2}")
 
-    def _train(self, arms: list[Arm], words: str, done: int, total: int) -> None:
-        """Train a population, and record its runs."""
-        started = self.clock.used
+    def _train(self, populations: list[list[Arm]], words: str, done: int, total: int) -> None:
+        """Train populations side by side, and record their runs."""
+        started, arms = self.clock.used, [arm for population in populations for arm in population]
         names = dict.fromkeys(self.setup.candidates[arm.candidate].label for arm in arms)
         labels = next(iter(names)) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
         title = f"{words}: {spell_count(len(arms), 'network')}"
+        title += f" in {len(populations)} populations" if len(populations) > 1 else ""
         self.progress.start_step(f"{title}, {labels}, {spell_time(self.clock.left)} left", done, total)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(arms[0].seed)
-            trial, chosen = self._make_trial(arms, self.plan.epochs), ChosenEpochs({})
-            for _ in trial.run(self.stop, save=lambda: None, every=math.inf):
-                if trial.step == 0:
-                    chosen.update(trial, **({} if trial.examples is None else {"examples": trial.examples}))
-                fraction = (trial.epoch + trial.step / trial.steps) / trial.epochs
-                at = f"epoch {min(trial.epoch + 1, trial.epochs)} of {trial.epochs}"
-                text = f"{title}\n{labels}, {at}, {spell_time(self.clock.left)} left"  # of 80 columns
-                self.progress.update(fraction * len(arms), text)
-            self._record(trial, chosen)
+
+        def show(trial: Trial) -> None:
+            fraction = (trial.epoch + trial.step / trial.steps) / trial.epochs
+            at = f"epoch {min(trial.epoch + 1, trial.epochs)} of {trial.epochs}"
+            text = f"{title}\n{labels}, {at}, {spell_time(self.clock.left)} left"  # of 80 columns
+            self.progress.update(fraction * len(trial.arms), text)
+
+        calls, recorded = [(population, self.plan.epochs) for population in populations], 0
+        for trained in self.workers.map(work.train, self.setup, calls, show=show, stop=self.stop):
+            self._record(trained)
+            recorded += len(trained.records)
+            self.progress.update(recorded)
         # half of what is known, half of what is new
         self.pace = (self.pace + (self.clock.used - started) / self.plan.seconds(len(arms))) / 2
 
-    def _make_trial(self, arms: Sequence[Arm], epochs: int) -> Trial:
-        if self.setup.data.device.type == "cuda":
-            gc.collect()  # earlier trainings and their CUDA graphs
-            torch.cuda.empty_cache()
-        return Trial(arms, self.setup, epochs)
-
-    def _record(self, trial: Trial, chosen: ChosenEpochs) -> None:
-        """Record the runs of a trial, after the weights of those that are the best of their candidate."""
-        chosen.load_into(trial.population)
-        records = {arm: self._to_record(trial, k) for k, arm in enumerate(trial.arms)}
-        runs = [(score.val, -1, arm.candidate) for arm, score in self.store.scores().items()]
-        runs += [(self.store.score_of(records[arm]).val, k, arm.candidate) for k, arm in enumerate(trial.arms)]
-        best = {name: k for value, k, name in sorted(run for run in runs if math.isfinite(run[0]))}
-        for name, k in best.items():
-            if k >= 0:
-                self.store.save_weights(self.setup.candidates[name].label, trial.population[k])
-        for k, arm in enumerate(trial.arms):
-            if arm.seed >= FRESH and trial.examples is not None:
-                self.store.save_examples(records[arm], chosen.state[f"{MORE}examples"][k])
-        self.store.add(records)
-        self.store.update(seconds=self.clock.used)
-
-    def _to_record(self, trial: Trial, k: int) -> Record:
-        arm, task, setup = trial.arms[k], self.setup.task, self.setup
-        kind = "accuracy" if task.name == ACCURACY else "metric"
-        compared: dict[str, Any] = {"test_accuracy": []}
-        for name in ("test", "val"):
-            compared[f"{name}_{kind}"] = [*map(round_number, trial.curves[f"{name}_metric"][:, k].tolist())]
-        if task.name != ACCURACY:
-            compared |= {"metric": task.name, "lower_is_better": not task.higher}
-        words = f"batch_size={setup.batch_size} lr={arm.lr:g} optimizer={setup.optimizer}"
-        spec = Spec(setup.network, setup.data.name, arm.candidate, seed=arm.seed, epochs=trial.epochs, settings=words)
-        learned = trial.learned(k, setup.candidates[arm.candidate])
-        return build_record(trial, k, spec, learned, self.environment, **compared)
+    def _record(self, trained: Trained) -> None:
+        """Record runs, after the weights of those that are the best of their candidate."""
+        store = self.store
+        for arm, state in trained.weights.items():
+            others = [score.val for other, score in store.scores().items() if other.candidate == arm.candidate]
+            if store.score_of(trained.records[arm]).val >= max(filter(math.isfinite, others), default=-math.inf):
+                store.save_weights(self.setup.candidates[arm.candidate].label, state)
+        for arm, scores in trained.examples.items():
+            store.save_examples(trained.records[arm], scores)
+        store.add(trained.records)
+        store.update(seconds=self.clock.used)
 
     def _measure(self, arms: Sequence[Arm]) -> Plan:
         """Return the plan with the seconds of a population, measured of a small and of a large one.
@@ -310,31 +263,13 @@ class Engine:
             large = max(self._populations(arms), key=len)
             size = len(large)
             with self._halving(size):
-                measured = self._measure_epoch(large[:1])[1], *self._measure_epoch(large)
-        one, setup, many = measured
-        each = max((many - one) / (size - 1), many / size / 10) if size > 1 else many
+                (measured,) = self.workers.map(work.measure, self.setup, [large])
+        each = (
+            max((measured.many - measured.one) / (size - 1), measured.many / size / 10) if size > 1 else measured.many
+        )
         members = self.plan.members if any(item.group is not None for item in self.setup.candidates.values()) else 1
-        if (device := self.setup.data.device).type == "cuda":
-            free, taken = torch.cuda.mem_get_info(device)[0], torch.cuda.memory_reserved(device)
-            members = min(members, max(1, int(MEMORY_SHARE * (free + taken) * size / taken)))
-        return replace(self.plan, members=members, setup=setup, fixed=max(0.0, many - size * each), each=each)
-
-    def _measure_epoch(self, arms: Sequence[Arm]) -> tuple[float, float]:
-        """Return the seconds to set up a population, and those of an epoch."""
-        data = self.setup.data
-        started = now(data.device)
-        trial = self._make_trial(arms, ENDLESS)
-        steps = trial.advance()
-        next(steps)
-        ready = now(data.device)
-        taken = max(1, min(MEASURED, trial.steps - 2))  # the last step of an epoch evaluates
-        for _ in range(taken):
-            next(steps)
-        stepped = now(data.device)
-        batches = data.count_batches("val"), data.count_batches("test")
-        trial.evaluate(MEASURED)
-        evaluated = (now(data.device) - stepped) * sum(batches) / min(MEASURED, batches[0])
-        return ready - started, (stepped - ready) * trial.steps / taken + evaluated
+        members, fixed = min(members, measured.room or members), max(0.0, measured.many - size * each)
+        return replace(self.plan, members=members, setup=measured.setup, fixed=fixed, each=each)
 
 
 def spell_time(seconds: float) -> str:

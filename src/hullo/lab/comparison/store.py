@@ -66,19 +66,15 @@ class Store:
         return self.score_of(self.records[arm])
 
     def score_of(self, record: Record) -> Score:
-        if record.diverged:
-            return Score(math.nan, math.nan)
-        values = [self.sign * value for value in record.val_scores]
-        best = values.index(max(values))
-        return Score(values[best], self.sign * record.test_scores[best])
+        return score_of(record, self.sign)
 
     def scores(self) -> dict[Arm, Score]:
         """Return the scores of all runs."""
         return {arm: self.score(arm) for arm in self.records}
 
-    def save_weights(self, name: str, network: nn.Module) -> None:
+    def save_weights(self, name: str, state: Mapping[str, Tensor]) -> None:
         """Save the state dict of a network; its hulls can be restored from it."""
-        _save(self._weights_path(name), {k: v for k, v in network.state_dict().items() if isinstance(v, Tensor)})
+        _save(self._weights_path(name), state)
 
     def load_weights(self, name: str, network: nn.Module) -> nn.Module:
         """Load the weights of a candidate's best member into a network of its structure."""
@@ -103,6 +99,15 @@ class Store:
 
     def _examples_path(self, record: Record) -> Path:
         return self.folder / "examples" / f"{record.spec.id}.safetensors"
+
+
+def score_of(record: Record, sign: float) -> Score:
+    """Return the score of a run after the epoch that was best on validation data, given 1, or -1 if lower is better."""
+    if record.diverged:
+        return Score(math.nan, math.nan)
+    values = [sign * value for value in record.val_scores]
+    best = values.index(max(values))
+    return Score(values[best], sign * record.test_scores[best])
 
 
 def _save(path: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -62,6 +62,9 @@ class OwnNetwork:
         network.factory()  # raises an error if there is none
         return network
 
+    def __reduce__(self) -> tuple[Callable[..., OwnNetwork], tuple[str, str]]:
+        return _reopen, (f"{self.path}:{self.attribute}", self.name)  # other processes read the file themselves
+
     def factory(self) -> Callable[..., nn.Module]:
         """Return the class or function, from the content that the file had when it was opened."""
         factory: Callable[..., nn.Module] | None = getattr(self.module, self.attribute, None)
@@ -136,6 +139,14 @@ class OwnNetwork:
     def explain(self) -> AbstractContextManager[None]:
         """Turn an error in the user's file into a ValueError that names its line."""
         return explain(self.path, self.attribute)
+
+
+def _reopen(text: str, name: str) -> OwnNetwork:
+    """Open a network in another process, perhaps on another machine."""
+    network = OwnNetwork.open(text)
+    if network.name != name:
+        raise ValueError(f"{text} differs here: {network.name}; share the file between all machines")
+    return network
 
 
 @contextmanager

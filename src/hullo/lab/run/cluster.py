@@ -29,7 +29,7 @@ from hullo.lab.run.loaders import loader_key, open_loader
 from hullo.lab.run.local import LocalRunner, describe_accuracies
 from hullo.lab.run.queue import Members, RunQueue, describe_population, out_of_memory_error
 from hullo.lab.run.sources import Source
-from hullo.lab.signals import stop_request
+from hullo.lab.signals import reinstall, stop_request, unwinding
 from hullo.lab.spec.environment import choose_device, device_name, environment
 from hullo.lab.spec.records import Record
 
@@ -63,19 +63,22 @@ def connect(address: str | None) -> Iterator[None]:
         os.environ.update(QUIET_ENV | {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"})  # listen on localhost only
         if os.environ.setdefault("RAY_AUTH_MODE", "token") == "token":
             os.environ.setdefault("RAY_AUTH_TOKEN", token_hex())  # else Ray writes one to the home directory
-    ray = _ray()
-    try:
-        ray.init(**options)
-    except (OSError, RuntimeError) as error:
-        reason = "none runs on this machine" if address == "auto" else str(error).splitlines()[0]
-        raise ValueError(f"cannot join a Ray cluster at {options['address']}: {reason}") from error
-    try:
-        yield
-    finally:
-        ray.shutdown()
+    ray = import_ray()
+    with unwinding():
+        try:
+            ray.init(**options)
+        except (OSError, RuntimeError) as error:
+            reason = "none runs on this machine" if address == "auto" else str(error).splitlines()[0]
+            raise ValueError(f"cannot join a Ray cluster at {options['address']}: {reason}") from error
+        reinstall()
+        try:
+            yield
+        finally:
+            ray.shutdown()
 
 
-def _ray() -> Any:
+def import_ray() -> Any:
+    """Return the module; raise a ValueError if it is not installed."""
     try:
         return import_module("ray")
     except ModuleNotFoundError as error:
@@ -95,13 +98,23 @@ def _check(address: str) -> None:
         ) from error
 
 
+def check_engine(engine: str, device: str | None, ray_address: str | None, gpus_per_task: float | None) -> None:
+    """Raise a ValueError if an engine is unknown, or other options contradict it."""
+    if engine not in ("local", "ray"):
+        raise ValueError(f"unknown engine {engine!r}; available: local, ray")
+    if engine == "ray" and device:
+        raise ValueError(f"device={device} needs engine=local; with ray, gpus_per_task=0 means CPUs")
+    if engine == "local" and (ray_address or gpus_per_task is not None):
+        raise ValueError("ray_address and gpus_per_task need engine=ray")
+
+
 def choose_gpus(requested: float | None) -> float:
     """Return the number of GPUs per task: as many as requested, else one if the cluster has GPUs, else none."""
-    most: float = max(node["Resources"].get("GPU", 0.0) for node in _ray().nodes() if node["Alive"])
+    most: float = max(node["Resources"].get("GPU", 0.0) for node in import_ray().nodes() if node["Alive"])
     if requested is None:
         return min(most, 1.0)
     if requested > most:
-        raise ValueError(f"--gpus-per-task {requested:g}: no machine of the cluster has a GPU; give 0 to train on CPUs")
+        raise ValueError(f"gpus_per_task={requested:g}: no machine of the cluster has a GPU; give 0 to train on CPUs")
     return requested
 
 
@@ -144,7 +157,7 @@ class _Tasks:
     """The running tasks of a RayRunner, and the populations that failed."""
 
     def __init__(self, runner: RayRunner, progress: Progress, marker: str) -> None:
-        self.ray, self.runner, self.progress = _ray(), runner, progress
+        self.ray, self.runner, self.progress = import_ray(), runner, progress
         self.task = self.ray.remote(num_cpus=1, num_gpus=runner.gpus, max_retries=RETRIES)(_train)
         self.marker = marker
         self.running: dict[Any, Members] = {}
