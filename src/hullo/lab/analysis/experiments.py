@@ -152,10 +152,19 @@ class Experiment:
         return published_figures(self.setting.column)
 
     @property
+    def unit(self) -> str:
+        """Return " %" for accuracies; other metrics have no unit that is known."""
+        return " %" if self.records[0].metric == ACCURACY else ""
+
+    @property
     def metric(self) -> str:
         """Return what the runs are compared by, with its unit."""
-        name = self.records[0].metric
-        return f"{name} in %" if name == ACCURACY else name
+        return self.records[0].metric + (" in %" if self.unit else "")
+
+    def spell(self, interval: Interval, sign: str = "") -> str:
+        """Return a figure as text, with `sign` "+" for differences: accuracies have two decimals."""
+        decimals = 2 if self.unit else interval.decimals
+        return interval.spell(f"{sign}.{decimals}f")
 
     @property
     def images(self) -> str:

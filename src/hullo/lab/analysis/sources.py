@@ -29,6 +29,7 @@ def read_records(paths: Iterable[Path], warn: Callable[[str], None] | None = Non
     machine and time differ, and leave these out; raise if it is None. Call it for a truncated last line too.
     """
     found: dict[Spec, tuple[Path, Record]] = {}
+    doubted: dict[tuple[Path, Path], list[Spec]] = {}
     for path in paths:
         if not path.exists():
             raise ValueError(f"{path} does not exist; {HOW_TO_GET_RECORDS}")
@@ -39,17 +40,25 @@ def read_records(paths: Iterable[Path], warn: Callable[[str], None] | None = Non
             other, known = found.setdefault(record.spec, (file, record))
             same_machine = {name: getattr(known, name) for name in ("seconds", "members", "environment")}
             if known != replace(record, **same_machine):
-                differing = f"{other} and {file} have different records of {record.spec}"
-                if warn is None:
-                    raise ValueError(f"{differing}; give only one of them")
-                warn(f"{differing}; that of {file} is left out")
+                doubted.setdefault((other, file), []).append(record.spec)
+    for (other, file), (spec, *more) in doubted.items():
+        others = f" and {len(more):,} other run{'s' * (len(more) > 1)}" if more else ""
+        differing = f"{other} and {file} have different records of {spec}{others}"
+        if warn is None:
+            raise ValueError(f"{differing}; give only one of them")
+        warn(f"{differing}; those of {file} are left out")
     return [record for _, record in found.values()]
 
 
-def stated_findings(paths: Iterable[Path]) -> list[str]:
-    """Return the findings of the comparisons (`hullo compare`) in directories."""
-    files = [file for path in paths if path.is_dir() for file in sorted(path.rglob("comparison.json"))]
-    return [finding for file in files if (finding := json.loads(file.read_bytes()).get("finding"))]
+def stated_findings(paths: Iterable[Path]) -> dict[Column, str]:
+    """Return the findings of the comparisons (`hullo compare`) whose records are in files or directories."""
+    found: dict[Column, str] = {}
+    for file in (file for path in paths for file in record_files(path)):
+        state = file.with_name("comparison.json")
+        finding = json.loads(state.read_bytes()).get("finding") if state.exists() else None
+        if finding and (records := Records(file).scan()[0]):
+            found.setdefault(records[0].spec.column, finding)
+    return found
 
 
 def record_files(path: Path) -> list[Path]:

@@ -72,6 +72,18 @@ class Interval:
         """Return whether a number lies inside; an interval without a width covers everything."""
         return self.low <= value <= self.high
 
+    @property
+    def decimals(self) -> int:
+        """Return the decimals that show two digits of the half width; without one beyond rounding, four of the mean.
+
+        >>> [Interval(*numbers).decimals for numbers in ((2.55575, 0.00108, 64), (52651.2, 707.0, 5), (2.5, None, 1))]
+        [4, 0, 3]
+        """
+        size, digits = abs(self.mean), 4
+        if self.half and self.half > 1e-6 * size:
+            size, digits = self.half, 2
+        return max(0, digits - 1 - math.floor(math.log10(size))) if size else 2
+
     def spell(self, form: str = ".2f") -> str:
         """Return both numbers as text, in a format such as ``.2f``, or ``+.2f`` for differences.
 

@@ -133,17 +133,12 @@ def note_omitted(records: Sequence[Record], shown: Sequence[Experiment], columns
 
 def echo_finding(experiments: Sequence[Experiment], paths: Sequence[Path] = ()) -> None:
     """Print what the experiments show, as the last line; that of `hullo compare` in a directory takes precedence."""
-    from hullo.lab.analysis.sources import stated_findings
+    from hullo.lab.analysis.names import main_experiments, titles
+    from hullo.lab.analysis.report.finding import headline
 
-    stated = " ".join(stated_findings(paths))
-    if not stated and any(len(experiment.cells) > 1 for experiment in experiments):
-        from hullo.lab.analysis.names import main_experiments, titles
-        from hullo.lab.analysis.report.finding import finding
-
-        main = main_experiments(experiments)
-        named = titles(main)
-        stated = finding({named[column]: experiment for column, experiment in main.items()}, experiments)
-    if stated:
+    main = main_experiments([experiment for experiment in experiments if len(experiment.cells) > 1])
+    named = titles(main)
+    if stated := headline({named[column]: experiment for column, experiment in main.items()}, experiments, paths):
         typer.echo(stated)
 
 

@@ -160,6 +160,14 @@ def test_a_run_that_diverged_is_drawn_as_far_as_it_went(visit: Any, tmp_path: Pa
         assert ("diverged in epoch 3" in page.locator("#paths [data-part=remark]").inner_text()) == (not drawn)
 
 
+def test_an_accuracy_that_falls_late_stays_in_view(visit: Any, tmp_path: Path) -> None:
+    made = make_records([COLUMNS[0]], ["relu", "tanh"], seeds=1, epochs=40)
+    falls = [10.0, 11.0, *[80.0] * 35, 60.0, 40.0, 20.0]
+    page = visit(write_report(tmp_path, [replace(made[0], test_accuracy=falls), made[1]]), "#training")
+    low, _ = map(float, page.locator("#training svg.plot").get_attribute("data-y").split(","))
+    assert 11 < low <= 20
+
+
 def test_a_run_that_diverged_ends_with_a_cross_and_is_in_no_mean(visit: Any, tmp_path: Path) -> None:
     runs = make_records([COLUMNS[0]], ["relu", "tanh"], seeds=2, epochs=4)
     broken = [replace(runs[0], ended="diverged in epoch 3"), replace(runs[3], ended="diverged in epoch 2")]

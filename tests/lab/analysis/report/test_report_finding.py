@@ -166,7 +166,7 @@ def test_a_smaller_error_is_a_gain(tmp_path: Path) -> None:
         for record in runs(COLUMNS[3], {"relu": [70, 71, 72], "tanh": [60, 90, 90], HULL: [74, 75, 77]})
     ]
     said = found(tmp_path, made)["finding"]
-    assert said.startswith(f"net on table: {HULL} and relu differ by 4.50 ± 6.35 on")  # seed 0 chooses relu
+    assert said.startswith(f"net on table: {HULL} and relu differ by 4.5 ± 6.4 on")  # seed 0 chooses relu
     assert said.endswith("Setting: lr 0.1.")
 
 

@@ -66,6 +66,30 @@ def test_cells_hold_the_tables_statistics(tmp_path: Path) -> None:
     assert relu["difference"] == {"last": None, "best": None}
 
 
+def test_cells_have_all_digits_since_they_are_rounded_when_they_are_shown(tmp_path: Path) -> None:
+    reached = {0: 92.0652, 1: 92.0652, 2: 92.06521}
+    made = [replace(r, test_accuracy=[reached[r.spec.seed]] * 3) for r in make_records(COLUMNS[:1], ["relu"], 3, 3)]
+    (column,) = gather([parametrization(tmp_path, made)])["columns"]
+    assert column["rows"][0]["accuracy"]["last"][0] == pytest.approx(sum(reached.values()) / 3, abs=1e-12)
+    assert [run["accuracy"]["last"] for run in column["runs"]] == list(reached.values())
+
+
+def test_the_headline_has_the_findings_of_comparisons_on_the_page_and_of_no_others(tmp_path: Path) -> None:
+    parametrization(tmp_path / "runs", RUNS)
+    alone = gather([tmp_path])["finding"]
+    for name in ("with", "without"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "comparison.json").write_text(json.dumps({"finding": f"gelu wins {name} records."}))
+    assert gather([tmp_path])["finding"] == alone != ""
+    own = {"network": "net", "data": "table", "settings": "lr=tuned"}
+    compared = [replace(record, spec=replace(record.spec, **own)) for record in RUNS]
+    parametrization(tmp_path / "with", compared)
+    assert gather([tmp_path])["finding"] == f"{alone}\nnet on table: gelu wins with records."
+    document = gather([tmp_path / "with"])
+    assert document["finding"] == gather([tmp_path / "with" / "records.jsonl"])["finding"] == "gelu wins with records."
+    assert document["columns"][0]["gain"] is None
+
+
 def test_every_reading_has_its_figures_and_each_run_its_epoch(tmp_path: Path) -> None:
     curves = {"val_accuracy": [1.0, 3.0, 2.0], "val_loss": [1.0] * 3, "test_accuracy": [70.0, 60.0, 50.0]}
     record = replace(RUNS[0], spec=replace(RUNS[0].spec, val_size=500), **curves)

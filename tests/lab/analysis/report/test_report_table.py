@@ -69,7 +69,43 @@ def test_the_better_of_two_is_the_one_with_the_smaller_loss(visit: Any, tmp_path
         for record in make_records([COLUMNS[0]], ["relu", "tanh"], seeds=2, epochs=1)
     ]
     page = visit(write_report(tmp_path, rows))
-    assert page.locator("[data-part=pair]").inner_text().startswith("relu beats tanh by 0.21 ± 0.06 on 2")
+    assert page.locator("[data-part=pair]").inner_text().startswith("relu beats tanh by 0.205 ± 0.064 on 2")
+
+
+def test_a_comparison_is_shown_by_its_challenger_and_with_the_digits_that_matter(visit: Any, tmp_path: Path) -> None:
+    seeds = {"own": 6, "gelu": 6, "silu": 1, "tanh": 2}
+    start = {"own": 2.5561, "gelu": 2.5552, "silu": 2.5, "tanh": 52000.0}
+    made = make_records([COLUMNS[0]], ["relu"], seeds=1, epochs=10)[0]
+    rows = [
+        replace(
+            made,
+            spec=replace(made.spec, network="net", data="data", activation=row, seed=seed, settings="lr=tuned"),
+            metric="loss",
+            lower_is_better=True,
+            test_accuracy=[],
+            test_metric=[9.0, *[start[row] + 0.0003 * seed ** (2 if row == "own" else 2.02)] * 9],
+        )
+        for row, count in seeds.items()
+        for seed in range(count)
+    ]
+    page = visit(write_report(tmp_path, rows))
+    (one,) = experiments(rows)
+    gap = one.difference("own", "gelu")
+    assert gap is not None
+    assert page.locator("[data-part=pair]").inner_text().startswith(f"gelu beats as it is by {one.spell(gap)} on 6 ")
+    shown = dict(zip(column(page, "tbody th"), column(page, "tbody td:nth-child(2)"), strict=True))
+    for row, label in (("own", "as it is"), ("gelu", "gelu")):
+        assert shown[label] == one.spell(one.cells[row].accuracy)
+    assert shown["silu"] == f"{one.spell(one.cells['silu'].accuracy)}1 seed"
+    assert shown["tanh"].endswith("2 seeds")
+    assert page.locator("g.dots line.interval[x1]").count() == 2  # that of two seeds is not drawn
+    assert page.locator("#table .dots .fine", has_text="hulls").count() == 0
+    page.evaluate("location.hash = '#training'")
+    wait_until(page, "state.view === 'training'")
+    assert page.locator("#metric option:checked").inner_text() == "test loss"
+    values = [float(text) for text in column(page, "#training .readings td")]
+    assert len(values) == 4
+    assert values == sorted(values)
 
 
 def test_the_table_shows_differences_from_relu(visit: Any, report: Path) -> None:

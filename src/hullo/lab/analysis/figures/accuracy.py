@@ -14,11 +14,10 @@ from matplotlib.patches import Patch
 
 from hullo.lab.analysis.experiments import Cell, Experiment
 from hullo.lab.analysis.figures.style import COLORS, FAINT, GRAY, KINDS, WIDTH, Round, entitle, explain, wrap
-from hullo.lab.analysis.names import is_hull, kind_and_bases
+from hullo.lab.analysis.names import activation_label, is_hull, kind_and_bases
 from hullo.lab.analysis.sources import ENOUGH_SEEDS
 from hullo.lab.analysis.statistics import Interval
 from hullo.lab.spec.activation import ActivationSpec
-from hullo.lab.spec.records import ACCURACY
 
 FIXED_COLORS = (COLORS[2], COLORS[3], "black", COLORS[5], COLORS[4], GRAY)
 FIXED_LINES = ((0, (1, 1)), (0, (4, 1, 1, 1)), (0, (6, 2)), (0, (3, 1, 1, 1, 1, 1)))
@@ -56,11 +55,13 @@ def draw_learning(experiment: Experiment) -> Figure:
     for place in places.flat[-width:]:
         place.set_xlabel("epoch")
     places[0, 0].xaxis.set_major_locator(Round(integer=True))
+    if experiment.epoch == 1:
+        places[0, 0].set_xlim(0, 2)
     places[0, 0].yaxis.set_major_locator(Round())
     start = experiment.epoch // 10  # how curves began, far below, may leave the view
     seen = [value for curve in curves.values() for point in curve[start:] for value in _ends(point)]
     _set_range(places[0, 0].set_ylim, seen, experiment)
-    named = {kind_and_bases(row)[0]: look for row, look in looks.items()}
+    named = {activation_label(kind_and_bases(row)[0]): look for row, look in looks.items()}
     keys: list[Artist] = [Line2D([], [], label=name, **look) for name, look in named.items()]
     if any(map(_has_interval, curves.values())):
         keys.append(Patch(color=GRAY, alpha=0.4, linewidth=0, label="95 % interval"))
@@ -142,9 +143,8 @@ def _ends(point: Interval) -> tuple[float, ...]:
 def _set_range(set_limits: Callable[[float, float], Any], seen: Sequence[float], experiment: Experiment) -> None:
     """Show all of these values; an accuracy is from 0 to 100 %."""
     if seen:
-        percent = experiment.records[0].metric == ACCURACY
-        least, most = (0.0, 100.0) if percent else (-math.inf, math.inf)
-        margin = max(0.05 * (max(seen) - min(seen)), 0.3 if percent else 1e-9)
+        least, most = (0.0, 100.0) if experiment.unit else (-math.inf, math.inf)
+        margin = max(0.05 * (max(seen) - min(seen)), 0.3 if experiment.unit else 1e-9)
         set_limits(max(least, min(seen) - margin), min(most, max(seen) + margin))
 
 
@@ -157,7 +157,7 @@ def draw_final(experiment: Experiment) -> Figure:
     cells = list(experiment.cells.values())
     width = 0.85 * WIDTH
     remarks = wrap(" ".join([experiment.reading.sentence, *experiment.remarks]), 0.62 * width, 6.5)
-    names = [wrap(cell.row, 0.34 * width, 7.0) for cell in cells]
+    names = [wrap(activation_label(cell.row), 0.34 * width, 7.0) for cell in cells]
     lines = sum(name.count("\n") for name in names) + len(remarks.splitlines())
     figure = Figure(figsize=(width, 1.1 + 0.25 * len(cells) + 0.13 * lines), layout="constrained")
     panel = figure.subplots()
@@ -168,8 +168,9 @@ def draw_final(experiment: Experiment) -> Figure:
     for y, cell in enumerate(cells):
         sound = [experiment.accuracies[cell.row][r.spec.seed] for r in experiment.sound_runs(cell.row)]
         color = KINDS.get(kind_and_bases(cell.row)[0], {"color": "black"})["color"]
-        shape = LOST | {"label": "diverged"} if cell.is_lost else {"fmt": "o", "markersize": 4.5, "label": kind}
         half = cell.accuracy.half if cell.accuracy.count >= ENOUGH_SEEDS else None
+        name = "_without" if with_interval and half is None else kind  # the key shows a mean with an interval
+        shape = LOST | {"label": "diverged"} if cell.is_lost else {"fmt": "o", "markersize": 4.5, "label": name}
         panel.errorbar(cell.accuracy.mean, y, xerr=half, color=color, capsize=2.5, zorder=3, **shape)
         if several:
             panel.plot(sound, [y + 0.25] * len(sound), ".", color=GRAY, markersize=4, label="a run")

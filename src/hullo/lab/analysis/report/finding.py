@@ -6,13 +6,14 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from statistics import mean
 
 from hullo.lab.analysis.experiments import Experiment
 from hullo.lab.analysis.inference import Comparison, choosing_seeds, compare
 from hullo.lab.analysis.names import is_hull, setting_label
+from hullo.lab.analysis.sources import stated_findings
 from hullo.lab.analysis.statistics import ALPHA, Interval, are_alike, holm
-from hullo.lab.spec.records import ACCURACY
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,7 @@ class Best:
 
 def _size(interval: Interval, experiment: Experiment) -> str:
     """Return the size of a difference, with the unit if it is one of accuracies."""
-    unit = " points" if experiment.records[0].metric == ACCURACY else ""
-    return Interval(abs(interval.mean), interval.half, interval.count).spell() + unit
+    return experiment.spell(replace(interval, mean=abs(interval.mean))) + " points" * bool(experiment.unit)
 
 
 def compare_best(experiments: Sequence[Experiment]) -> Best:
@@ -90,6 +90,15 @@ def gain(experiment: Experiment) -> Interval | None:
     """Return how much the best hull gains over the best other activation, in points; None if that is unknown."""
     found = compare_best([experiment]).found
     return found.interval if found else None
+
+
+def headline(main: Mapping[str, Experiment], experiments: Sequence[Experiment], paths: Sequence[Path]) -> str:
+    """Return what the main experiments, by title, show: what `hullo compare` found, and a sentence for all others."""
+    stated = stated_findings(paths)
+    texts = {title: stated[e.setting.column] for title, e in main.items() if e.setting.column in stated}
+    others = {title: e for title, e in main.items() if title not in texts}
+    said = [text if len(main) == 1 else f"{title}: {text}" for title, text in texts.items()]
+    return "\n".join([*([finding(others, experiments)] if others else []), *said])
 
 
 def finding(main: Mapping[str, Experiment], experiments: Sequence[Experiment] = ()) -> str:
@@ -146,7 +155,7 @@ def _of_one(best: Best) -> str:
         said = f"{hull} and {other} differ by {size} {confirming}; one seed gives no interval"
     elif are_alike([*found.differences.values()]):  # as with few test images
         size = _size(replace(found.interval, half=None), experiment)
-        gap = "are equal" if size.startswith("0.00") else f"differ by {size}"
+        gap = "are equal" if abs(found.interval.mean) < 1e-6 else f"differ by {size}"
         said = f"{hull} and {other} {gap} on each of {_name_seeds(found.seeds)}, which gives no interval"
     elif found.p > ALPHA:
         needed = found.seeds_needed()

@@ -13,13 +13,13 @@ import hullo
 from hullo.lab.analysis.experiments import REFERENCE, Cell, Experiment, experiments, rows_of
 from hullo.lab.analysis.names import activation_label, layer_names, main_experiments, setting_labels, titles
 from hullo.lab.analysis.readings import READINGS, Reading
-from hullo.lab.analysis.report.finding import finding, gain
-from hullo.lab.analysis.sources import read_records, record_files, stated_findings
+from hullo.lab.analysis.report.finding import gain, headline
+from hullo.lab.analysis.sources import read_records, record_files
 from hullo.lab.analysis.statistics import Interval, t_quantile
 from hullo.lab.spec.activation import ActivationSpec
 from hullo.lab.spec.checkpoint_files import scan_checkpoints
 from hullo.lab.spec.environment import Environment
-from hullo.lab.spec.records import ACCURACY, Record
+from hullo.lab.spec.records import Record
 from hullo.lab.spec.run_spec import Spec
 
 SCALE = 100_000
@@ -57,8 +57,7 @@ def gather(paths: Sequence[Path], warn: Callable[[str], None] | None = None) -> 
         "scale": SCALE,
         "quantiles": [t_quantile(degrees) for degrees in range(1, max(seeds, default=1))],
         "waiting": sorted(Counter(named[spec.column] for spec in waiting).items()),
-        "finding": " ".join(stated_findings(paths))
-        or (finding({named[e.setting.column]: e for e in columns if e in main.values()}, columns) if columns else ""),
+        "finding": headline({named[e.setting.column]: e for e in columns if e in main.values()}, columns, paths),
         "environments": list(map(asdict, environments)),
         "rows": [*map(activation_label, rows_of(columns))],
         "readings": {reading.name: asdict(reading) for reading in READINGS.values()},
@@ -100,8 +99,8 @@ def _column(experiment: Experiment, environments: Sequence[Environment]) -> dict
         "metric": experiment.records[0].metric,
         "compared": experiment.is_compared,
         "lower": experiment.records[0].lower_is_better,
-        "unit": " %" if experiment.records[0].metric == ACCURACY else "",
-        "gain": _interval(gain(experiment)),
+        "unit": experiment.unit,
+        "gain": None if experiment.is_compared else _interval(gain(experiment)),
         "layers": _layers(experiment),
         "epochs": experiment.setting.epochs,
         "remarks": experiment.remarks,
@@ -142,7 +141,7 @@ def _row(cells: Mapping[Reading, Cell]) -> dict[str, Any]:
 
 
 def _interval(interval: Interval | None) -> list[float | None] | None:
-    return None if interval is None else [_short(interval.mean), _short(interval.half)]
+    return None if interval is None else [interval.mean, interval.half]
 
 
 def _run(record: Record, environment: int, found: Iterable[Experiment]) -> dict[str, Any]:
@@ -154,7 +153,7 @@ def _run(record: Record, environment: int, found: Iterable[Experiment]) -> dict[
         "spec": record.spec.to_dict() | {"activation": activation_label(record.spec.activation)},
         "ended": record.ended,
         "lost": record.diverged_in,
-        "accuracy": {e.reading.name: _short(e.accuracies[record.spec.activation][record.spec.seed]) for e in found},
+        "accuracy": {e.reading.name: e.accuracies[record.spec.activation][record.spec.seed] for e in found},
         "read": {e.reading.name: e.read_epoch(record) for e in found},
         "members": record.members,
         "seconds": record.seconds,
@@ -167,7 +166,7 @@ def _run(record: Record, environment: int, found: Iterable[Experiment]) -> dict[
 
 
 def _short(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.5g}")
+    return None if value is None else float(f"{value:.7g}")
 
 
 def _spaced(items: list[Any], most: int) -> list[Any]:

@@ -13,15 +13,15 @@ from hullo.lab.spec.records import Record
 HEAD = ("activation", "hullo", f"vs {REFERENCE}", "paper", "vs paper", "seeds", "")
 
 
-def line(cell: Cell) -> list[str]:
+def line(experiment: Experiment, cell: Cell) -> list[str]:
     """Return the numbers of a cell, and remarks about it."""
     pairs = cell.over_reference.count if cell.over_reference else cell.accuracy.count
     notes = [f"{cell.diverged} diverged"] * bool(cell.diverged)
     notes += [f"{pairs} of the seeds with {REFERENCE}"] * (pairs < cell.accuracy.count)
     return [
         activation_label(cell.row),
-        cell.accuracy.spell(),
-        cell.over_reference.spell("+.2f") if cell.over_reference else "",
+        experiment.spell(cell.accuracy),
+        experiment.spell(cell.over_reference, "+") if cell.over_reference else "",
         "" if cell.published is None else f"{cell.published:.2f}",
         "" if cell.over_published is None else f"{cell.over_published:+.2f}",
         str(cell.accuracy.count),
@@ -31,7 +31,7 @@ def line(cell: Cell) -> list[str]:
 
 def details(experiment: Experiment) -> tuple[list[str], list[list[str]]]:
     """Return the headings of an experiment's table and a line per activation, without columns that have no entry."""
-    lines = [line(cell) for cell in experiment.cells.values()]
+    lines = [line(experiment, cell) for cell in experiment.cells.values()]
     shown = [number for number, texts in enumerate(zip(*lines, strict=True)) if any(texts)]
     known = any(cell.published is not None for cell in experiment.cells.values())
     head = HEAD if known else (HEAD[0], experiment.records[0].metric, *HEAD[2:])
@@ -41,7 +41,10 @@ def details(experiment: Experiment) -> tuple[list[str], list[list[str]]]:
 def overview(experiment: Experiment, row: str) -> list[tuple[str, bool]]:
     """Return our and the paper's accuracy in short, each with whether it is the best of its column."""
     cell, published = experiment.cells.get(row), experiment.published
-    ours = (cell.accuracy.spell(".1f") + "†" * bool(cell.diverged), cell.best) if cell else ("", False)
+    ours = ("", False)
+    if cell:
+        short = cell.accuracy.spell(".1f") if experiment.unit else experiment.spell(cell.accuracy)
+        ours = (short + "†" * bool(cell.diverged), cell.best)
     theirs = (f"({published[row]:.1f})", published[row] == max(published.values())) if row in published else ("", False)
     return [ours, theirs]
 
@@ -57,7 +60,9 @@ def note(experiments: Sequence[Experiment]) -> str:
     known = any(row in e.published for e in experiments for row in rows_of(experiments))
     diverged = any(cell.diverged for experiment in experiments for cell in experiment.cells.values())
     beside, lost = ", in brackets the paper's" * known, "; † with runs that diverged" * diverged
-    said = [f"Accuracy in %: mean ± 95 % interval over seeds{beside}; the best of each column is bold{lost}."]
+    metrics = "; ".join(dict.fromkeys(experiment.metric for experiment in experiments))
+    marks = f"{beside}; the best of each column is bold{lost}"
+    said = [f"{metrics[0].upper()}{metrics[1:]}: mean ± 95 % interval over seeds{marks}."]
     readings = dict.fromkeys(experiment.reading for experiment in experiments)
     said += [reading.sentence for reading in readings]
     remarks: dict[str, list[str]] = {}

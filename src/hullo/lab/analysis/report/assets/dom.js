@@ -62,8 +62,6 @@ function checkboxes(legend, items, choose) {
   );
 }
 
-const percent = (value) => (value === null ? "" : value.toFixed(2));
-const signed = (value) => (value === null ? "" : `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(2)}`);
 const minus = (value) => String(value).replace("-", "−");
 const short = (value) => minus(Number(value.toPrecision(4)));
 const plural = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;

@@ -3,6 +3,7 @@
 
 const KIND_COLORS = {fixed: "--ink", convex: "--vermilion", affine: "--blue", conic: "--green", linear: "--purple"};
 const ROW_HEIGHT = 23;
+const ENOUGH_SEEDS = 3;
 
 /** Return a name in lines of at most so many characters, broken after commas and spaces. */
 function brokenName(name, most) {
@@ -65,12 +66,10 @@ function dotPlot(columns, names, labels, room, across) {
 function dotTip(column, name) {
   const {row, ours, half, paper} = cellOf(column, name);
   if (!row) return [[labelOf(column), "not run"]];
-  const spell = state.show === "difference" ? signed : percent;
-  const runs = column.runs.filter((run) => run.spec.activation === name).length;
   return [
-    [labelOf(column), ours === null ? "–" : `${spell(ours)}${half === null ? "" : ` ± ${percent(half)}`}`],
-    ...(paper === null ? [] : [["the paper", spell(paper)]]),
-    ["runs", `${runs}${row.diverged ? `, ${row.diverged} diverged` : ""}`],
+    [labelOf(column), spelled(column, ours, half, shownSign()).join("") || "–"],
+    ...(paper === null ? [] : [["the paper", spelled(column, paper, null, shownSign())[0]]]),
+    ["runs", `${runsOf(column, name).length}${row.diverged ? `, ${row.diverged} diverged` : ""}`],
   ];
 }
 
@@ -85,7 +84,7 @@ function dotRange(column, cells) {
   const spread = Math.max(top - lower, spreads[Math.floor(spreads.length / 2)] ?? 0) || 1;
   const near = ascending([...means, ...runs.flat()].filter((value) => value >= lower - 4 * spread));
   const high = near.at(-1);
-  const narrow = cells.filter(({ours, half}) => half !== null && half <= (high - near[0]) / 2 && ours >= near[0]);
+  const narrow = cells.filter((cell) => hasInterval(column, cell) && cell.half <= high - near[0] && cell.ours >= near[0]);
   return rangeOf([...near, ...narrow.flatMap(({ours, half}) => [ours - half, ours + half])], 0.04);
 }
 
@@ -103,7 +102,8 @@ function dotPanel(column, names, head, tops, left, across) {
       node("text", {class: "fine", x: X(value), y: bottom + 16, "text-anchor": "middle"}, minus(value)),
     );
   }
-  cells.forEach(({row, ours, half, paper}, i) => {
+  cells.forEach((cell, i) => {
+    const {row, ours, half, paper} = cell;
     if (!row || ours === null) return;
     const y = (tops[i] + tops[i + 1]) / 2;
     const group = node("g", {"data-line": row.name, style: {"--dot": `var(${KIND_COLORS[kindOf(row)]})`}});
@@ -111,14 +111,14 @@ function dotPanel(column, names, head, tops, left, across) {
       const run = (value) => node("circle", {class: "run", cx: X(value), cy: y + 6, r: 1.7});
       group.append(...runValues(column, row).filter(inside).map(run));
     }
-    if (half !== null) {
+    if (hasInterval(column, cell)) {
       group.append(node("line", {class: "interval", x1: X(ours - half), x2: X(ours + half), y1: y, y2: y}));
       const beyond = [ours - half, ours + half].filter((end) => end < low || end > high);
       group.append(...beyond.map((end) => arrow(X(end), y, end < low)));
     }
     if (inside(ours)) group.append(node("circle", {class: "mean", cx: X(ours), cy: y, r: 4.2}));
     else {
-      const text = paper === null ? percent(ours) : `${percent(ours)}, paper ${percent(paper)}`;
+      const text = [ours, paper].map((value) => spelled(column, value, null, shownSign())[0]).filter(Boolean).join(", paper ");
       group.append(arrow(X(ours), y, ours < low), node("text", {class: "fine", x: 10, y: y + 4}, text));
     }
     if (paper !== null && inside(paper)) {
@@ -139,14 +139,20 @@ function arrow(x, y, toLeft, kind = "arrow") {
 /** Return the accuracies of a row's runs; one alone is the mean. */
 function runValues(column, row) {
   const {name} = readingOf(column);
-  const runs = column.runs.filter((run) => run.spec.activation === row.name && run.lost === null);
+  const runs = runsOf(column, row.name).filter((run) => run.lost === null);
   const values = runs.map((run) => run.accuracy[name]).filter((value) => value !== undefined);
   return values.length > 1 ? values : [];
 }
 
 /** Return what the best hull gains in an experiment, if several seeds say so. */
-function gainText({gain}) {
-  return gain && gain[1] !== null ? `hulls ${signed(gain[0])} ± ${percent(gain[1])}` : "";
+function gainText(column) {
+  const {gain} = column;
+  return gain && gain[1] !== null ? `hulls ${spelled(column, ...gain, "+").join("")}` : "";
+}
+
+/** Return whether a cell has an interval to draw: that of two runs is 12.7 times their error. */
+function hasInterval(column, {row, half}) {
+  return half !== null && runsOf(column, row.name).length >= ENOUGH_SEEDS;
 }
 
 /** Return whether an activation was run with several seeds. */
@@ -163,7 +169,7 @@ function kindOf({name, kind}) {
 function dotKey(columns) {
   const rows = columns.flatMap((column) => column.rows);
   const kinds = [...new Set(rows.map(kindOf))];
-  const several = haveSeeds(columns);
+  const drawn = columns.some((column) => column.rows.some(({name}) => hasInterval(column, cellOf(column, name))));
   const icon = (shape) => node("svg", {width: 22, height: 12, "aria-hidden": "true", class: "dots"}, shape);
   const item = (text, shape) => node("span", {class: "chip"}, icon(shape), text);
   const dot = (color) => node("circle", {class: "mean", cx: 11, cy: 6, r: 4.2, style: {"--dot": `var(${color})`}});
@@ -172,8 +178,8 @@ function dotKey(columns) {
     "p",
     {class: "key"},
     kinds.map((kind) => item(kind === "fixed" ? "no hull" : kind, dot(KIND_COLORS[kind]))),
-    several ? item("95 % interval", bar) : null,
-    several ? item("a run", node("circle", {class: "run", cx: 11, cy: 6, r: 1.7})) : null,
+    drawn ? item("95 % interval", bar) : null,
+    haveSeeds(columns) ? item("a run", node("circle", {class: "run", cx: 11, cy: 6, r: 1.7})) : null,
     columns.some(({paper}) => Object.keys(paper).length)
       ? item("the paper", node("path", {class: "paper", d: "M11 1.5l4.5 4.5l-4.5 4.5l-4.5 -4.5z"}))
       : null,

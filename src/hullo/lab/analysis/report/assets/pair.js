@@ -1,13 +1,17 @@
 "use strict";
 // Two activations of an experiment, compared in a sentence.
 
-/** Return the two activations: the chosen ones, or the best and the reference. */
+/** Return the two activations: the chosen ones, or the best and the reference. Of `hullo compare` these are the
+ * challenger, which has most seeds, and the network as it is. */
 function currentPair(column) {
-  const [best] = byAccuracy(column);
-  const first = column.rows.find(({name}) => name === state.pair?.[0]) ?? best ?? column.rows[0];
+  const named = (rows, wanted) => rows.find(({name}) => name === wanted);
+  const reference = column.rows.find(({kind}) => kind === "own") ?? named(column.rows, REFERENCE);
+  const seeds = ({name}) => runsOf(column, name).length;
+  const others = byAccuracy(column).filter((row) => row !== reference);
+  const best = column.compared ? others.sort((a, b) => seeds(b) - seeds(a))[0] : byAccuracy(column)[0];
+  const first = named(column.rows, state.pair?.[0]) ?? best ?? column.rows[0];
   const rest = column.rows.filter((row) => row !== first);
-  const second = rest.find(({name}) => name === state.pair?.[1]) ?? rest.find(({name}) => name === REFERENCE);
-  return [first, second ?? rest[0]];
+  return [first, named(rest, state.pair?.[1]) ?? (rest.includes(reference) ? reference : rest[0])];
 }
 
 /** Return the control: an experiment, two activations, and what their runs of the same seeds say. */
@@ -35,8 +39,8 @@ function pairSentence(column, one, two) {
   const {name, short: reading} = readingOf(column);
   const reached = (activation) =>
     new Map(
-      column.runs
-        .filter((run) => run.spec.activation === activation && name in run.accuracy)
+      runsOf(column, activation)
+        .filter((run) => name in run.accuracy)
         .map((run) => [run.spec.seed, run.accuracy[name]]),
     );
   const [ours, theirs] = [reached(one), reached(two)];
@@ -45,13 +49,14 @@ function pairSentence(column, one, two) {
   const unit = column.unit ? " points" : "";
   const about = `${labelOf(column)}, ${reading}`;
   const mean = meanOf(differences);
-  const size = percent(Math.abs(mean)) + unit;
-  if (differences.length === 1) return `${one} and ${two} differ by ${size} on one seed, which gives no interval (${about}).`;
+  const spell = (...figures) => spelled(column, Math.abs(mean), ...figures).join("") + unit;
+  if (differences.length === 1) return `${one} and ${two} differ by ${spell()} on one seed, which gives no interval (${about}).`;
   const squares = differences.reduce((sum, value) => sum + (value - mean) ** 2, 0);
   const count = differences.length;
   const half = DOCUMENT.quantiles[count - 2] * Math.sqrt(squares / (count - 1) / count);
-  const interval = `${percent(Math.abs(mean))} ± ${percent(half)}${unit}`;
-  const seeds = `on ${count} common seeds (${about}; one comparison, not corrected for others)`;
+  const interval = spell(half);
+  const choosing = column.compared ? ", and with the seeds that chose the candidates" : "";
+  const seeds = `on ${count} common seeds (${about}; one comparison, not corrected for others${choosing})`;
   if (half >= Math.abs(mean) || !half) return `${one} and ${two} differ by ${interval} ${seeds}: undecided.`;
   const better = (mean > 0) !== column.lower;
   return better ? `${one} beats ${two} by ${interval} ${seeds}.` : `${two} beats ${one} by ${interval} ${seeds}.`;

@@ -10,12 +10,12 @@ function buildRuns() {
     (name) => go({cell: name || null, run: null}),
   );
   const rows = column.rows.filter(({name}) => name === (state.cell ?? name));
-  const runsOf = ({name}) => column.runs.filter((run) => run.spec.activation === name);
-  const count = rows.flatMap(runsOf).length;
+  const own = ({name}) => runsOf(column, name);
+  const count = rows.flatMap(own).length;
   bodyOf("runs").replaceChildren(
     node("div", {class: "bar"}, columnSelect(), labelled("Activation", cell)),
     node("p", {class: "lead"}, settingList(column), ` ${plural(count, "run")}. ${meaningOf(readingOf(column))}`),
-    ...rows.map((row) => runGroup(row, runsOf(row), column, rows.length === 1)),
+    ...rows.map((row) => runGroup(row, own(row), column, rows.length === 1)),
   );
   bodyOf("runs").querySelector("[data-run][open]")?.scrollIntoView({block: "nearest"});
 }
@@ -31,7 +31,7 @@ function runGroup(row, runs, column, alone) {
       null,
       node("span", {class: "name"}, row.name),
       node("span", {class: "seed"}, plural(runs.length, "run")),
-      node("strong", null, mean === null ? "–" : `${percent(mean)}${half === null ? "" : ` ± ${percent(half)}`}${column.unit}`),
+      node("strong", null, mean === null ? "–" : spelled(column, mean, half).join("") + column.unit),
       row.diverged ? node("span", {class: "warn"}, `${row.diverged} diverged`) : null,
     ),
     runs.map((run) => runDetails(run, column)),
@@ -60,7 +60,7 @@ function runDetails(run, column) {
       "summary",
       null,
       node("span", {class: "name"}, `seed ${run.spec.seed}`),
-      node("strong", null, reading.name in run.accuracy ? `${percent(run.accuracy[reading.name])}${column.unit}` : "–"),
+      node("strong", null, reading.name in run.accuracy ? spelled(column, run.accuracy[reading.name])[0] + column.unit : "–"),
       node("span", {class: run.lost ? "warn" : "fine"}, run.ended),
     ),
     node(
@@ -85,7 +85,7 @@ function runDetails(run, column) {
 }
 
 /** Return a run's accuracy under a reading, with the epoch if it was chosen. */
-function readText(run, name, {unit}) {
+function readText(run, name, column) {
   const chosen = ["chosen", "best"].includes(name) ? `, epoch ${run.read[name]}` : "";
-  return `${percent(run.accuracy[name])}${unit}${chosen}`;
+  return spelled(column, run.accuracy[name])[0] + column.unit + chosen;
 }

@@ -57,6 +57,21 @@ function settingList({settings}) {
   return settings.map((text) => node("span", {class: "setting"}, text));
 }
 
+/** Return a figure of a column and half its interval as texts: accuracies have two decimals, others two digits of the
+ * half, or four without one. */
+function spelled({unit}, value, half = null, sign = "") {
+  if (value === null) return ["", ""];
+  const [size, digits] = half > 1e-6 * Math.abs(value) ? [half, 2] : [Math.abs(value), 4];
+  const decimals = unit || !size ? 2 : Math.max(0, digits - 1 - Math.floor(Math.log10(size)));
+  const text = Math.abs(value).toFixed(decimals);
+  return [`${value < 0 ? "−" : sign}${text}`, half === null ? "" : ` ± ${half.toFixed(decimals)}`];
+}
+
+/** Return the runs of an activation. */
+function runsOf(column, name) {
+  return column.runs.filter((run) => run.spec.activation === name);
+}
+
 /** Return the name of a layer of the current column. */
 function layerName(layer) {
   return currentColumn().layers[layer] ?? `layer ${layer + 1}`;
@@ -110,7 +125,7 @@ function chosenSeeds() {
 
 function chosenRuns(row) {
   const seeds = chosenSeeds();
-  return currentColumn().runs.filter((run) => run.spec.activation === row.name && seeds.includes(run.spec.seed));
+  return runsOf(currentColumn(), row.name).filter((run) => seeds.includes(run.spec.seed));
 }
 
 function currentEpoch() {

@@ -11,6 +11,8 @@ function cellOf(column, name) {
   return {row, ours, half, paper: column.paper[name]?.[Number(difference)] ?? null};
 }
 
+/** Return the sign of positive figures. */
+const shownSign = () => (state.show === "difference" ? "+" : "");
 const hasRow = (column, name) => column.rows.some((row) => row.name === name);
 const hasPaper = (column) => Object.keys(column.paper).length > 0;
 
@@ -113,7 +115,7 @@ function studySwitch() {
 function gainNote() {
   if (!shownColumns().some(gainText)) return "";
   return (
-    `Hulls: the best hull minus the best other activation${shownColumns().every(({unit}) => unit) ? ", in points" : ""}, ` +
+    `Hulls: how much better the best hull is than the best other activation${shownColumns().every(({unit}) => unit) ? ", in points" : ""}, ` +
     "each chosen on some seeds and compared on others, under the fairest reading of the experiment."
   );
 }
@@ -124,7 +126,7 @@ function resultRows() {
     columns.flatMap((column) =>
       sortedNames(columns).flatMap((name) => {
         const {row, ours, half, paper} = cellOf(column, name);
-        const runs = column.runs.filter((run) => run.spec.activation === name).length;
+        const runs = runsOf(column, name).length;
         return row ? [[column.name, readingOf(column).name, name, ours, half, runs, row.diverged, paper]] : [];
       }),
     ),
@@ -178,7 +180,6 @@ function tableHead(columns) {
 function tableBody(columns) {
   const names = sortedNames(columns);
   const difference = state.show === "difference";
-  const spell = difference ? signed : percent;
   const least = difference ? 0 : -Infinity; // what is below the reference is not the best
   const rows = names.map((name) => node("tr", {"data-line": name}, node("th", {scope: "row"}, breakable(name))));
   for (const column of columns) {
@@ -192,12 +193,12 @@ function tableBody(columns) {
         node(
           "td",
           {class: partOf(column)},
-          ourCell(column, row, strongIf(ours === ourBest && !row?.lost && !column.compared, spell(ours)), half),
+          ourCell(column, row, ours === ourBest && !row?.lost && !column.compared, ours, half),
         ),
       );
       if (hasPaper(column)) {
         rows[i].append(
-          node("td", {class: `paper ${partOf(column)}`}, strongIf(paper === paperBest, spell(paper))),
+          node("td", {class: `paper ${partOf(column)}`}, strongIf(paper === paperBest, spelled(column, paper, null, shownSign())[0])),
         );
       }
     });
@@ -205,15 +206,25 @@ function tableBody(columns) {
   return node("tbody", null, rows);
 }
 
-function ourCell(column, row, text, half) {
+function ourCell(column, row, best, ours, half) {
   if (!row) return "–";
+  const [mean, interval] = spelled(column, ours, half, shownSign());
+  const seeds = runsOf(column, row.name).length;
   return node(
     "a",
     {href: address({view: "runs", column: column.name, cell: row.name, run: null})},
-    text || "–",
-    half === null ? null : node("span", {class: "half"}, ` ± ${percent(half)}`),
-    row.diverged ? node("span", {class: "warn"}, `${row.diverged} diverged`) : null,
+    strongIf(best, mean || "–"),
+    node("span", {class: "half"}, interval),
+    seeds === usualSeeds(column) ? null : node("span", {class: "half remark"}, plural(seeds, "seed")),
+    row.diverged ? node("span", {class: "warn remark"}, `${row.diverged} diverged`) : null,
   );
+}
+
+/** Return the number of seeds that most activations of a column have; of several such numbers, the largest. */
+function usualSeeds(column) {
+  const counts = column.rows.map(({name}) => runsOf(column, name).length).sort((a, b) => b - a);
+  const often = (count) => counts.filter((other) => other === count).length;
+  return counts.find((count) => often(count) === Math.max(...counts.map(often)));
 }
 
 function strongIf(best, text) {

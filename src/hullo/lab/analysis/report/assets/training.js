@@ -4,13 +4,18 @@
 const METRICS = {
   test_accuracy: "test accuracy, %",
   val_accuracy: "accuracy on held-out images, %",
-  test_metric: "metric on test data",
+  test_metric: "test metric",
   val_metric: "metric on held-out data",
   test_top5: "test top-5 accuracy, %",
   test_loss: "test loss",
   val_loss: "loss on held-out images",
   train_loss: "training loss",
 };
+
+/** Return what a metric is called in the column. */
+function metricName(name) {
+  return METRICS[name].replace("metric", currentColumn().metric);
+}
 
 /** Return the metrics that the runs of the column have. */
 function knownMetrics() {
@@ -23,7 +28,7 @@ function currentMetric() {
 }
 
 function buildTraining() {
-  const there = knownMetrics().map((name) => [name, METRICS[name]]);
+  const there = knownMetrics().map((name) => [name, metricName(name)]);
   const metric = select("metric", there, currentMetric(), (value) => change({metric: value}));
   bodyOf("training").replaceChildren(
     node(
@@ -56,7 +61,7 @@ function updateTraining() {
     const runs = chosenRuns(row);
     const sound = runs.filter((run) => run.lost === null);
     const counted = sound.length ? sound : runs;
-    return {row, runs, mean: Array.from({length: epochs}, (_, i) => meanOf(counted.map((run) => run[metric][i])))};
+    return {row, runs, counted, mean: Array.from({length: epochs}, (_, i) => meanOf(counted.map((run) => run[metric][i])))};
   });
   const epoch = Math.max(1, currentEpoch());
   // the readings first: the chart is as wide as they leave it
@@ -64,7 +69,7 @@ function updateTraining() {
   const chartBox = bodyOf("training").querySelector(".chart");
   const width = chartBox.clientWidth;
   const chart = frame({
-    label: `${METRICS[metric]} over ${epochs} epochs: ${lines.map(({row}) => row.name).join("; ")}`,
+    label: `${metricName(metric)} over ${epochs} epochs: ${lines.map(({row}) => row.name).join("; ")}`,
     width,
     height: Math.max(280, Math.min(480, Math.round(width * 0.6))),
     x: [epochs > 1 ? 1 : 0, epochs],
@@ -100,7 +105,7 @@ function updateTraining() {
 
 /** Return a table of the values at an epoch, the best first. */
 function reading(metric, lines, epoch) {
-  const better = metric.endsWith("loss") ? 1 : -1;
+  const better = metric.endsWith("loss") || (metric.endsWith("metric") && currentColumn().lower) ? 1 : -1;
   const rows = lines.map(({row, runs, mean}) => ({row, runs, value: mean[epoch - 1] ?? null}));
   rows.sort((a, b) => (a.value === null) - (b.value === null) || better * (a.value - b.value));
   return lightFrom(node(
@@ -128,7 +133,7 @@ function readingText(metric, runs, value) {
 }
 
 function spellMetric(metric, value) {
-  return metric.endsWith("loss") ? value.toFixed(4) : percent(value);
+  return metric.endsWith("loss") ? value.toFixed(4) : spelled(currentColumn(), value)[0];
 }
 
 /** Return the runs on show with their metric after each epoch, as rows for a CSV file. */
@@ -146,10 +151,8 @@ function meanOf(values) {
   return known.length ? known.reduce((a, b) => a + b, 0) / known.length : null;
 }
 
-/** Return the range of a metric; a tenth of all values, those of the first epochs, may lie outside. */
+/** Return the range of a metric; curves may begin outside, in the first tenth of the epochs. */
 function metricRange(metric, lines) {
-  const values = lines.flatMap(({runs}) => runs.flatMap((run) => run[metric])).filter((value) => value !== null);
-  values.sort((a, b) => a - b);
-  const few = Math.floor(values.length / 10);
-  return rangeOf(metric.endsWith("loss") ? values.slice(0, values.length - few) : values.slice(few));
+  const start = Math.floor(currentColumn().epochs / 10);
+  return rangeOf(lines.flatMap(({counted}) => counted.flatMap((run) => run[metric].slice(start))));
 }
