@@ -217,11 +217,18 @@ def test_accuracies_shown_are_those_of_the_chosen_epoch(tmp_path: Path) -> None:
     assert f"{record.val_accuracy[epoch - 1]:.2f} % on held-out samples" in result.stdout
 
 
+def test_learning_rate_of_zero_is_warned_of(tmp_path: Path) -> None:
+    result = invoke(*TRAIN, "--lr", 1e-3, "--lr", 0, "--output", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert result.stderr.startswith("warning: a learning rate of 0")
+
+
 def test_repeated_options_are_a_grid(tmp_path: Path) -> None:
     result = invoke(*TRAIN, "--lr", 1e-3, "--lr", 1e-4, "--optimizer", "AdamW", "--seed", 1, "--output", tmp_path)
     assert result.exit_code == 0, result.output
     runs = [record.spec for record in Records(tmp_path / "records.jsonl").read()]
     assert [(spec.lr, spec.optimizer, spec.seed) for spec in runs] == [(1e-3, "adamw", 1), (1e-4, "adamw", 1)]
+    assert "warning" not in result.stderr
     refused = invoke(*TRAIN, "--val-size", "1.5", "--output", tmp_path)
     assert (refused.exit_code, "fraction" in refused.stderr) == (2, True)
 

@@ -119,9 +119,10 @@ def test_runs_with_other_settings_are_never_averaged(setting: str, value: Any) -
     assert len(experiments(runs, columns=["kerasnet/cifar10"])) == 2
 
 
-def test_name_without_hashes_selects_all_versions() -> None:
+def test_names_have_hashes_where_there_are_several_versions() -> None:
     names = [f"net:Net@0000000{i}/images@12345678" for i in range(2)]
     runs = [make_record("relu", [80.0], column=name) for name in (*names, "net:Net@00000000/other@12345678")]
+    assert {e.name for e in experiments(runs)} == {*names, "net:Net/other"}  # of which there is one version
     assert [e.name for e in experiments(runs, columns=["net:Net/images"])] == names
     assert only(experiments(runs, columns=names[1:])).name == names[1]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from functools import cached_property
@@ -330,16 +331,21 @@ def _fitting(text: str, names: Mapping[Spec, str]) -> list[Spec]:
 
 
 def _names(settings: Sequence[Spec], splits: Mapping[Spec, str]) -> dict[Spec, str]:
-    """Name each experiment by its column and the settings that distinguish it from others of the column."""
+    """Name each experiment by its column and the settings that distinguish it from others of the column.
+
+    Hashes are part of the name only if there are several versions of a network or of its data.
+    """
     names = {}
+    versions = Counter(column.without_hashes for column in {setting.column for setting in settings})
     for setting in settings:
+        short = setting.column.without_hashes
         beside = [other.conditions for other in settings if other.column == setting.column]
         apart = [
             name
             for name in setting.conditions
             if len({other.get(name) for other in beside}) > 1 or (name == "val_size" and splits[setting] == "val")
         ]
-        names[setting] = " ".join([str(setting.column), *_spell(setting, apart)])
+        names[setting] = " ".join([str(short if versions[short] == 1 else setting.column), *_spell(setting, apart)])
     return names
 
 

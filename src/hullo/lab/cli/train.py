@@ -199,7 +199,10 @@ def _prepare(queue: RunQueue, loaders: Mapping[tuple[str, int, str], Loader], *,
     """Make the directory of the results, and print warnings; raise a ValueError if results cannot be written."""
     from hullo.lab.run.local import describe_kept
 
-    sentences = (*describe_kept(queue.specs, loaders), queue.records.describe_truncated()) if is_main else ()
+    frozen = (
+        "a learning rate of 0 leaves all weights as they are" if any(spec.lr == 0 for spec in queue.specs) else None
+    )
+    sentences = (frozen, *describe_kept(queue.specs, loaders), queue.records.describe_truncated()) if is_main else ()
     for sentence in filter(None, sentences):
         warn(sentence)
     queue.prepare_output()
@@ -207,8 +210,10 @@ def _prepare(queue: RunQueue, loaders: Mapping[tuple[str, int, str], Loader], *,
 
 def _show_run(record: Record) -> None:
     """Print the result of one run."""
+    from hullo.lab.analysis.names import activation_label
+
     spec, epoch = record.spec, record.chosen_epoch
-    name = f"{spec.column.without_hashes}, {spec.activation}, seed {spec.seed}"
+    name = f"{spec.column.without_hashes}, {activation_label(spec.activation)}, seed {spec.seed}"
     ended = "" if not record.diverged else f"{record.ended}; "
     found = f"test accuracy {record.test_accuracy[epoch - 1]:.2f} % after epoch {epoch} of {spec.epochs}"
     if record.val_accuracy:
@@ -237,6 +242,8 @@ def _show_results(records: list[Record], output: Path) -> list[Experiment]:
 
 def _choose_networks(records: list[Record]) -> Iterator[tuple[str, Spec]]:
     """Yield a description and the spec of one network of each column, best on held-out samples if there are any."""
+    from hullo.lab.analysis.names import activation_label
+
     if len(records) == 1:
         yield "the trained network", records[0].spec
         return
@@ -249,7 +256,7 @@ def _choose_networks(records: list[Record]) -> Iterator[tuple[str, Spec]]:
         if all(record.val_accuracy for record in runs):
             what = "the network that is best on held-out samples"
             best = max(runs, key=lambda record: max(record.val_accuracy))
-        yield f"{what}, {best.spec.activation} with seed {best.spec.seed},", best.spec
+        yield f"{what}, {activation_label(best.spec.activation)} with seed {best.spec.seed},", best.spec
 
 
 def _echo_weights(what: str, spec: Spec, output: Path, network: str, *, wanted: bool) -> None:
