@@ -19,7 +19,7 @@ from hullo.parametrizations import get_parametrization
 def combine(
     x: Tensor, coefficients: Tensor, bases: Iterable[str | Base], *, channel_dim: int = 1, backend: str | None = None
 ) -> Tensor:
-    r"""Combine base functions: y = sum over i of c_i f_i(x), entry by entry.
+    r"""Combine base functions elementwise: y = sum over i of c_i f_i(x).
 
     Args:
         x: any dense floating-point tensor.

@@ -29,7 +29,8 @@ from hullo.modules import Hull
 class GatedHull(nn.Module):
     r"""Multiply with a learned gate: forward(gate, up) = hull(gate) * up, as SwiGLU does with SiLU, GeGLU with GELU.
 
-    Where both are ordinary tensors of one shape and type, this is one kernel each way; otherwise a hull and a product.
+    For ordinary tensors of the same shape and dtype, the forward pass is one kernel, and so is the backward pass.
+    Otherwise it is a hull and a product.
 
     Args:
         hull: the function of the gate.

@@ -1,4 +1,4 @@
-"""Activations that recent models learn, as hulls with their bases and their initial coefficients."""
+"""Activations of recent models, as hulls with their usual bases and initial coefficients."""
 
 from __future__ import annotations
 

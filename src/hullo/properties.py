@@ -47,8 +47,8 @@ def is_monotone(
     """Return whether the function is non-decreasing; None if that is unknown.
 
     Slopes down to -1e-6, or to -1e-6 times the largest coefficient if that is below one, count as rounding errors of
-    the coefficients. Apart from that, the answer is as certain as :func:`slope_bounds`. It is unknown where they may
-    be, unless a sample shows that the function decreases.
+    the coefficients. Apart from that, the answer is as certain as :func:`slope_bounds`. Where the slope bounds are
+    unknown, so is the answer, unless the function decreases at a sample.
 
     >>> import hullo
     >>> hullo.is_monotone(hullo.ConvexHull("identity", "relu", "tanh"))

@@ -28,7 +28,7 @@ def add_base(
 
     Args:
         name: a new name, which hulls accept.
-        function: ``f(x, **parameters)``, entry by entry, with PyTorch operations; or a formula such as
+        function: ``f(x, **parameters)``, elementwise, with PyTorch operations; or a formula such as
             ``"x * exp(-square(x / width))"``, which the fused kernels and Keras use, too. A formula has x, numbers,
             the names of parameters, + - * /, and the functions abs, asinh, atan, clamp, cos, erf, exp, expm1, log1p,
             minimum, normal_pdf, positive_part, sigmoid, sin, sqrt, square, step, tanh and where, as in

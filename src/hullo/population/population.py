@@ -194,7 +194,7 @@ class Population(nn.Module):
     def keep(self, members: Iterable[int]) -> None:
         """Keep some members, in the given order, and drop the others: `population[0]` is then the first of these.
 
-        The rest goes on training where it was. Optimizers of the population follow, and a captured step is
+        The others continue their training. Optimizers of the population follow, and a captured step is
         captured again. Make optimizers of torch.optim again: the parameters are new.
 
         Example:
