@@ -183,11 +183,21 @@ def _argument_names(node: ast.FunctionDef | ast.ClassDef) -> set[str] | None:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
-def test_search_works_without_a_server(site: Path) -> None:
-    address = f"{(site / 'search.html').as_uri()}?q=projection"
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [
+        ("projection", "mathematics"),
+        ("regression", "compare"),
+        ("early+stopping", "training"),
+        ("Lightning", "training"),
+        ("from_pretrained", "saving"),
+    ],
+)
+def test_search_works_without_a_server(words: str, page: str, site: Path) -> None:
+    address = f"{(site / 'search.html').as_uri()}?q={words}"
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=10000", "--dump-dom"]
     shown = subprocess.run([str(CHROMIUM), *flags, address], capture_output=True, text=True, check=True).stdout
-    assert re.search(r'class="search">.*mathematics\.html', shown, re.DOTALL)
+    assert re.search(rf'class="search">.*{page}\.html', shown, re.DOTALL)
 
 
 def test_table_cells_do_not_break_inside_an_interval(site: Path) -> None:

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from statistics import mean, median
 
@@ -127,8 +127,21 @@ def other_packages() -> float:
     return len({model["library"] for model in models} - {*SEVERAL})
 
 
+def minutes(comparison: str) -> tuple[float, ...]:
+    return (json.loads((ROOT / f"results/compare/{comparison}/comparison.json").read_text())["seconds"] / 60,)
+
+
 Values = Callable[[], tuple[float, ...]]
 SENTENCES: list[tuple[str, str, Values]] = [
+    ("README.md", r"After (\S+) minutes on a CPU core", partial(minutes, "housing")),
+    *(
+        (
+            "docs/trials.md",
+            rf"took (\S+) minutes \(\[its files\]\(\.\./results/compare/{name}/",
+            partial(minutes, name),
+        )
+        for name in ("clothes", "housing", "gpu-housing", "gpu-shakespeare", "gpu-images")
+    ),
     ("README.md", r"\*\*\+(\S+) points\*\* of accuracy for KerasNet on CIFAR-10", lambda: (table_gain(),)),
     ("README.md", r"\(\+(\S+) over\s+`leaky_relu\(0\.3\)`\)", lambda: (table_gain(["leaky_relu(0.3)"]),)),
     ("README.md", r"\*\*\+(\S+)\*\* with Adam, where ReLU itself is (\S+)", lambda: (gain(optimizer="adam"), relu())),
