@@ -130,7 +130,7 @@ STUDIES = {
     ),
     "language": (["--layers", "1", "--width", "16", "--length", "8", "--batch", "2", "--steps", "2"], "gelu", "xielu"),
     "physics": (["--steps", "1", "--points", "32"], "tanh", "tanh, learned slope"),
-    "images": (["--size", "8", "--steps", "2"], "sin", "linear of two sines"),
+    "images": (["--size", "8", "--width", "8", "--steps", "2"], "sin", "linear of two sines"),
 }
 
 
@@ -145,7 +145,7 @@ def inputs(tmp_path: Path) -> dict[str, list[str]]:
     pixels = torch.randint(256, (260, 3, 8, 8), dtype=torch.uint8)
     labels = torch.arange(260) % 2
     data.register(data.Dataset("tiny", ("a", "b"), pixels, labels, pixels[:10], labels[:10]))
-    for number in range(3):
+    for number in range(4):
         Image.fromarray(pixels[number].permute(1, 2, 0).numpy()).save(tmp_path / f"{number}.png")
     files = {"tables": "housing.csv", "language": "text.txt", "images": "."}
     return {name: [str(tmp_path / file)] for name, file in files.items()} | {"physics": ["convection"]}
@@ -187,17 +187,18 @@ def test_two_processes_of_a_study_lose_no_runs(tmp_path: Path, monkeypatch: pyte
     monkeypatch.syspath_prepend(EXAMPLES / "studies")
     study = importlib.import_module("study")
     path, scores = tmp_path / "runs.jsonl", {"val": 1.0, "test": 1.0, "seconds": 1.0}
-    both = [study.Study(path, lambda runs: [scores] * len(runs), "cpu", 2) for _ in range(2)]
+    about = study.environment("cpu")
+    both = [study.Study(path, lambda runs: [scores] * len(runs), about, 2) for _ in range(2)]
     for number, one in enumerate(both):
         one.scores([study.Run("relu", 0.1, number)])
     before = path.read_bytes()
     assert [json.loads(line)["run"]["seed"] for line in before.splitlines()] == [0, 1]
     with pytest.raises(TypeError):  # a score that cannot be written
-        study.Study(path, lambda runs: [scores, {"val": object()}], "cpu", 2).scores(
+        study.Study(path, lambda runs: [scores, {"val": object()}], about, 2).scores(
             [study.Run("relu", 0.1, seed) for seed in (2, 3)]
         )
     assert path.read_bytes() == before
-    assert sorted(study.Study(path, None, "cpu", 2).done, key=lambda run: run.seed) == [
+    assert sorted(study.Study(path, None, about, 2).done, key=lambda run: run.seed) == [
         study.Run("relu", 0.1, seed) for seed in (0, 1)
     ]
 

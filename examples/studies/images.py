@@ -2,8 +2,9 @@
 
     python examples/studies/images.py FOLDER --seeds 8 --output runs/images.jsonl
 
-Three hidden layers of 256 and omega 30. The first image of the folder chooses learning rates, the others are the test:
-each is a "seed", fitted by a network of its own. The score is minus the peak signal-to-noise ratio in decibels.
+Three hidden layers of 256 and omega 30, as in SIREN, whose sine is the fixed activation; FINER's is another one. Images
+stand for seeds: the first of the folder choose learning rates, the last are the test, each fitted by a network of its
+own. The score is minus the peak signal-to-noise ratio in decibels.
 """
 
 from __future__ import annotations
@@ -14,36 +15,54 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
-from study import Candidate, Make, Run, Train, main, populate
+from own_bases import OMEGA
+from PIL import Image, ImageOps
+from study import FRESH, Candidate, Make, Run, Train, main, populate
 from torch import Tensor, nn
 
-from hullo import AffineHull, LinearHull
+import hullo
 from hullo.population import Adam, capture
 from hullo.population.schedules import cosine
 
-OMEGA, RATES = 30.0, (1e-4, 3e-4, 1e-3)
+RATES = (1e-4, 3e-4, 1e-3)
+
+
+def linear(*bases: str, **options: Any) -> Make:
+    return lambda width: hullo.LinearHull(*bases, init=bases[0], strict=False, **options)
+
+
+def fixed(base: str) -> Make:
+    return lambda width: hullo.LinearHull(base, init=base, strict=False).requires_grad_(False)
+
+
 CANDIDATES = {
-    "sin": Candidate(lambda width: LinearHull("sin", init="sin").requires_grad_(False)),
+    "sin": Candidate(fixed("sin")),
+    "finer": Candidate(fixed("finer")),
     "relu": Candidate(lambda width: nn.ReLU()),
-    "linear of two sines": Candidate(
-        lambda width: LinearHull("sin", "sin(2)", init="sin", strict=False), is_learned=True
+    "sin, control": Candidate(linear("sin", "constant"), is_learned=True),
+    "sin, learned frequency": Candidate(linear("sin", inner_scale="hull"), is_learned=True),
+    "linear of sin and cosine": Candidate(linear("sin", "cosine"), is_learned=True),
+    "linear of two sines": Candidate(linear("sin", "sin(2)"), is_learned=True),
+    "linear of two sines, rate x10": Candidate(linear("sin", "sin(2)"), 10.0, is_learned=True),
+    "linear of two sines per channel": Candidate(
+        lambda width: linear("sin", "sin(2)", groups=width, channel_dim=-1)(width), is_learned=True
     ),
+    "linear of three sines": Candidate(linear("sin", "sin(0.5)", "sin(2)"), is_learned=True),
+    "linear of two sines, learned frequencies": Candidate(linear("sin", "sin(2)", inner_scale="base"), is_learned=True),
     "affine of two sines": Candidate(
-        lambda width: AffineHull("sin", "sin(2)", init="sin", strict=False), is_learned=True
+        lambda width: hullo.AffineHull("sin", "sin(2)", init="sin", strict=False), is_learned=True
     ),
-    "sin, learned frequency": Candidate(
-        lambda width: LinearHull("sin", init="sin", inner_scale="hull"), is_learned=True
-    ),
-    "linear of sin and identity": Candidate(lambda width: LinearHull("identity", "sin", init="sin"), is_learned=True),
+    "linear of sin and identity": Candidate(linear("sin", "identity"), is_learned=True),
+    "linear of finer and sin": Candidate(linear("finer", "sin"), is_learned=True),
 }
 
 
 class Siren(nn.Module):
-    def __init__(self, channels: int, make: Make, width: int = 256, layers: int = 3) -> None:
+    def __init__(self, channels: int, make: Make, width: int, layers: int) -> None:
         super().__init__()
         sizes = [2, *[width] * layers]
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
@@ -60,47 +79,61 @@ class Siren(nn.Module):
 
 
 def train(
-    runs: Sequence[Run], read_image: Callable[[int], Tensor], steps: int, device: torch.device
+    runs: Sequence[Run],
+    read_image: Callable[[int], Tensor],
+    network: Callable[[Make], nn.Module],
+    steps: int,
+    device: torch.device,
 ) -> list[dict[str, float]]:
     """Fit an image with each run; return minus the ratios in decibels."""
     start = time.perf_counter()
     targets = torch.stack([read_image(run.seed) for run in runs]).to(device)
-    height, width, channels = targets.shape[1:]
+    height, width = targets.shape[1:3]
     axes = [torch.linspace(-1, 1, size, device=device) for size in (height, width)]
     coordinates = torch.cartesian_prod(*axes)
-    population, settings = populate(runs, CANDIDATES, lambda make: Siren(channels, make))
+    population, settings = populate(runs, CANDIDATES, network)
     optimizer = Adam(population.to(device), schedule=cosine(steps), **settings)
 
-    def step() -> Tensor:
+    def losses() -> Tensor:
+        return (population(coordinates, in_dims=None) - targets.flatten(1, 2)).square().mean((1, 2))
+
+    def step() -> None:
         optimizer.zero_grad()
-        losses = (population(coordinates, in_dims=None) - targets.flatten(1, 2)).square().mean((1, 2))
-        losses.sum().backward()
+        losses().sum().backward()
         optimizer.step()
-        return losses.detach()
 
     take = capture(step, population, optimizer)
     for _ in range(steps):
-        losses = take()
-    scores = (10 * (losses / 4).log10()).tolist()  # pixels are numbers from -1 to 1
+        take()
+    with torch.no_grad():
+        scores = (10 * (losses() / 4).log10()).tolist()  # pixels are numbers from -1 to 1
     seconds = (time.perf_counter() - start) / len(runs)
     return [{"val": score, "test": score, "seconds": seconds} for score in scores]
 
 
 def open_train(given: argparse.Namespace, device: torch.device) -> Train:
     files = sorted(path for path in given.folder.iterdir() if path.suffix.lower() in (".png", ".jpg", ".jpeg", ".webp"))
+    fresh = given.first_seed + given.seeds - FRESH
+    if given.choosing + fresh > len(files):
+        raise ValueError(f"{given.choosing} images to choose and {fresh} fresh ones are more than {len(files)}")
 
     def read_image(seed: int) -> Tensor:
-        """Return an image for a seed: the first of the folder for 0, the others for 100, 101 and so on."""
-        with Image.open(files[0 if seed < 100 else seed - 99]) as image:
-            small = image.convert("RGB").resize((given.size, given.size))
+        """Return an image for a seed: 0, 1, ... count from the start of the folder, fresh ones from its end."""
+        with Image.open(files[seed if seed < FRESH else FRESH - 1 - seed]) as image:
+            small = ImageOps.fit(image.convert("RGB"), (given.size, given.size), Image.Resampling.LANCZOS)
         return torch.from_numpy(np.array(small)).float() / 127.5 - 1
 
-    return lambda runs: train(runs, read_image, given.steps, device)
+    def network(make: Make) -> nn.Module:
+        return Siren(3, make, given.width, given.layers)
+
+    return lambda runs: train(runs, read_image, network, given.steps, device)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="a folder with one image more than fresh seeds")
+    parser.add_argument("folder", type=Path, help="a folder of images")
     parser.add_argument("--size", type=int, default=256, help="pixels of a side")
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--steps", type=int, default=1000)
     main(parser, CANDIDATES, RATES, open_train)

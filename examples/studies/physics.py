@@ -35,7 +35,7 @@ CANDIDATES = {
     "convex of five": Candidate(
         lambda width: ConvexHull("sin", "tanh", "unit_gelu", "unit_silu", "unit_softplus"), is_learned=True
     ),
-    **settings("tanh", -1),
+    **settings("tanh", -1, other="sin"),
 }
 
 

@@ -3,7 +3,7 @@
 A study is a function that trains some runs and returns their scores. This file chooses the learning rate of every
 candidate on validation scores, trains all candidates on fresh seeds, and prints test scores and gains over the best
 fixed activation, which validation scores choose, too. Every run is a line of a file, written as it ends: the same
-command resumes an interrupted study.
+command resumes an interrupted study, and with --minutes it stops before a part that would take longer.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +25,7 @@ from torch import Tensor, nn
 from hullo import AffineHull, ConvexHull, Hull, LinearHull
 from hullo.lab.analysis.statistics import Interval, holm, p_value
 from hullo.lab.files import atomic_write, locked
-from hullo.lab.spec.environment import choose_device, device_name, environment
+from hullo.lab.spec.environment import Environment, choose_device, device_name, environment
 from hullo.population import Population
 
 FRESH = 100
@@ -39,12 +41,18 @@ class Candidate:
     Args:
         make: makes one for a number of channels.
         coefficient_lr_scale: the learning rate of its coefficients, as a multiple of that of the weights.
+        coefficient_decay: the weight decay of its coefficients.
         is_learned: whether it is compared with the best of the others.
+        form: the form of the network around it, where a study has several.
+        networks: the number of networks whose predictions are averaged, where a study does that.
     """
 
     make: Make
     coefficient_lr_scale: float = 1.0
+    coefficient_decay: float = 0.0
     is_learned: bool = False
+    form: str = ""
+    networks: int = 1
 
 
 @dataclass(frozen=True)
@@ -56,18 +64,27 @@ class Run:
     seed: int
 
 
-def settings(replaced: str, width_dim: int) -> dict[str, Candidate]:
-    """Return hulls that differ from one in a single setting: rate of coefficients, start, kind, per channel.
+def settings(replaced: str, width_dim: int, other: str = "tanh") -> dict[str, Candidate]:
+    """Return hulls that differ from one in a single setting: rate and decay of coefficients, start, kind, per channel.
+
+    The controls have as many free numbers as the hull, whose three coefficients have sum one, or as the hull per
+    channel, and compute the replaced function alone: they learn its scale and offset, which the next layer does, too.
 
     Args:
         replaced: the fixed activation that they start as.
         width_dim: the dimension of the channels.
+        other: the base beside it and the identity.
     """
-    bases = dict.fromkeys(["identity", "tanh", replaced])
+    bases = ["identity", other, replaced]
 
     def hull(kind: type[Hull] = AffineHull, init: str | None = replaced, *, per_channel: bool = False) -> Make:
         options = {"channel_dim": width_dim, "init": init, "strict": False}
         return lambda width: kind(*bases, groups=width if per_channel else 1, **options)
+
+    def control(*, per_channel: bool = False) -> Make:
+        return lambda width: LinearHull(
+            "constant", replaced, init=replaced, groups=width if per_channel else 1, channel_dim=width_dim
+        )
 
     chosen: dict[str, tuple[Make, float]] = {
         "hull": (hull(), 1.0),
@@ -76,12 +93,27 @@ def settings(replaced: str, width_dim: int) -> dict[str, Candidate]:
         "hull, linear": (hull(LinearHull), 1.0),
         "hull, convex": (hull(ConvexHull), 1.0),
         "hull, per channel": (hull(per_channel=True), 1.0),
+        "control": (control(), 1.0),
+        "control, per channel": (control(per_channel=True), 1.0),
     }
-    return {name: Candidate(make, scale, is_learned=True) for name, (make, scale) in chosen.items()}
+    decayed = {"hull, decay 0.01": Candidate(hull(), coefficient_decay=0.01, is_learned=True)}
+    return {name: Candidate(make, scale, is_learned=True) for name, (make, scale) in chosen.items()} | decayed
 
 
 Train = Callable[[Sequence[Run]], Sequence[Mapping[str, float]]]
 """Trains runs and returns for each "val", "test" and "seconds"; lower scores are better, NaN if it diverged."""
+
+
+class OutOfTime(Exception):  # noqa: N818  (it is no error)
+    """There is no time left for the next part of a study."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The learning rate of a candidate, and its mean validation score."""
+
+    lr: float
+    val: float
 
 
 class Study:
@@ -90,12 +122,16 @@ class Study:
     Args:
         path: the file of runs, JSON lines.
         train: trains runs.
-        device: the name of the device, for the records.
-        at_once: the largest number of runs to train together.
+        environment: the machine and the versions, for the records.
+        at_once: the largest number of runs to train together: a part, whose records are written together.
+        end: do not start a part that would end later, in time.monotonic(), if it takes as long as the longest so far.
     """
 
-    def __init__(self, path: Path, train: Train, device: str, at_once: int) -> None:
-        self.path, self.train, self.about, self.at_once = path, train, asdict(environment(device)), at_once
+    def __init__(
+        self, path: Path, train: Train | None, environment: Environment, at_once: int, end: float = math.inf
+    ) -> None:
+        self.path, self.train, self.about, self.at_once = path, train, asdict(environment), at_once
+        self.end, self.longest = end, 0.0
         path.parent.mkdir(parents=True, exist_ok=True)
         self.done: dict[Run, Mapping[str, float]] = {}
         for line in path.read_text().splitlines() if path.exists() else ():
@@ -103,14 +139,16 @@ class Study:
             self.done[Run(**record["run"])] = record["scores"]
 
     def scores(self, runs: Sequence[Run]) -> list[Mapping[str, float]]:
-        """Return the scores of runs."""
+        """Return the scores of runs, in parts of as many as are trained together."""
         missing = [run for run in runs if run not in self.done]
         for start in range(0, len(missing), self.at_once):
-            part = missing[start : start + self.at_once]
-            found = self.train(part)
-            new = dict(zip(part, found, strict=True))
+            part, began = missing[start : start + self.at_once], time.monotonic()
+            if began + self.longest > self.end:
+                raise OutOfTime(f"{len(missing) - start} of {len(runs)} runs are left here; the same command goes on")
+            new = dict(zip(part, self.train(part), strict=True))
             self._write(new)
             self.done |= new
+            self.longest = max(self.longest, time.monotonic() - began)
         return [self.done[run] for run in runs]
 
     def _write(self, new: Mapping[Run, Mapping[str, float]]) -> None:
@@ -126,37 +164,65 @@ class Study:
         found = [scores[name] for scores in self.scores([Run(candidate, lr, seed) for seed in seeds])]
         return [value if math.isfinite(value) else math.inf for value in found]
 
+    def choose(self, names: Sequence[str], rates: Sequence[float], seeds: Sequence[int]) -> dict[str, Choice]:
+        """Return the learning rate with the lowest mean validation score of each candidate."""
+        self.scores([Run(name, lr, seed) for name, lr, seed in product(names, rates, seeds)])
+        vals = {name: {lr: mean(self.values("val", name, lr, seeds)) for lr in rates} for name in names}
+        return {name: Choice(lr := min(own, key=own.__getitem__), own[lr]) for name, own in vals.items()}
+
     def compare(
         self, candidates: Mapping[str, Candidate], rates: Sequence[float], choosing: Sequence[int], fresh: Sequence[int]
     ) -> str:
         """Choose rates and the reference on some seeds, confirm on others, and return a table in Markdown."""
-        self.scores([Run(name, lr, seed) for name, lr, seed in product(candidates, rates, choosing)])
-        chosen = {name: min(rates, key=lambda lr: mean(self.values("val", name, lr, choosing))) for name in candidates}
-        vals = {name: mean(self.values("val", name, lr, choosing)) for name, lr in chosen.items()}
-        reference = min((name for name in candidates if not candidates[name].is_learned), key=vals.__getitem__)
-        self.scores([Run(name, chosen[name], seed) for seed in fresh for name in candidates])
-        base = self.values("test", reference, chosen[reference], fresh)
-        tests = {name: self.values("test", name, lr, fresh) for name, lr in chosen.items()}
+        chosen = self.choose(list(candidates), rates, choosing)
+        fixed = [name for name in candidates if not candidates[name].is_learned]
+        if not fixed:
+            raise ValueError("give a fixed activation, too: the best of them is the reference")
+        return self.confirm(chosen, min(fixed, key=lambda name: chosen[name].val), rates, fresh)
+
+    def confirm(
+        self, chosen: Mapping[str, Choice], reference: str, rates: Sequence[float], fresh: Sequence[int]
+    ) -> str:
+        """Train candidates on fresh seeds, and return a table in Markdown, best validation score first.
+
+        Changes are paired by seed. A candidate that diverged on any seed has no mean and no change: it says how often.
+        """
+        self.scores([Run(name, choice.lr, seed) for seed in fresh for name, choice in chosen.items()])
+        tests = {name: self.values("test", name, choice.lr, fresh) for name, choice in chosen.items()}
+        lost = {name: sum(map(math.isinf, values)) for name, values in tests.items()}
         changes = {
-            name: [own - other for own, other in zip(values, base, strict=True)]
+            name: [own - other for own, other in zip(values, tests[reference], strict=True)]
             for name, values in tests.items()
-            if name != reference and all(map(math.isfinite, values))
+            if name != reference and not lost[name] and not lost[reference]
         }
         p_values = dict(zip(changes, holm([p_value(values) for values in changes.values()]), strict=True))
         lines = [
             "| activation | lr | validation | test | change | p (Holm) | seconds |",
             "|---|---|---|---|---|---|---|",
         ]
-        for name in sorted(candidates, key=vals.__getitem__):
+        for name, choice in sorted(chosen.items(), key=lambda item: item[1].val):
             mark = " (reference)" if name == reference else ""
-            edge = " (end of the grid)" if len(rates) > 1 and chosen[name] in (min(rates), max(rates)) else ""
+            edge = " (end of the grid)" if len(rates) > 1 and choice.lr in (min(rates), max(rates)) else ""
+            test = f"diverged: {lost[name]} of {len(fresh)}" if lost[name] else Interval.of(tests[name]).spell(".4f")
             change = Interval.of(changes[name]).spell("+.4f") if name in changes else ""
             p = f"{p_values[name]:.2g}" if name in changes else ""
-            seconds = mean(self.values("seconds", name, chosen[name], fresh))
-            test = Interval.of(tests[name]).spell(".4f")
-            cells = [f"{name}{mark}", f"{chosen[name]:g}{edge}", f"{vals[name]:.4g}", test, change, p, f"{seconds:.3g}"]
+            seconds = mean(self.values("seconds", name, choice.lr, fresh))
+            cells = [f"{name}{mark}", f"{choice.lr:g}{edge}", f"{choice.val:.4g}", test, change, p, f"{seconds:.3g}"]
             lines.append(f"| {' | '.join(cells)} |")
         return "\n".join(lines)
+
+
+def in_groups(
+    runs: Sequence[Run],
+    kind: Callable[[Run], Hashable],
+    train: Callable[[Sequence[Run]], Sequence[Mapping[str, float]]],
+) -> list[Mapping[str, float]]:
+    """Train runs of each kind together, and return the scores in the order of the runs."""
+    scores: dict[Run, Mapping[str, float]] = {}
+    for own in dict.fromkeys(map(kind, runs)):
+        group = [run for run in runs if kind(run) == own]
+        scores |= zip(group, train(group), strict=True)
+    return [scores[run] for run in runs]
 
 
 def populate(
@@ -164,7 +230,7 @@ def populate(
     candidates: Mapping[str, Candidate],
     network: Callable[[Make], nn.Module],
     trained: Mapping[int, Mapping[str, Tensor]] | None = None,
-) -> tuple[Population, dict[str, list[float]]]:
+) -> tuple[Population, dict[str, Any]]:
     """Return a population of the networks of some runs, and the settings of its optimizer.
 
     Args:
@@ -181,9 +247,37 @@ def populate(
             made.load_state_dict(trained[run.seed], strict=False)  # activations have parameters besides
         return made
 
-    scales = [candidates[run.candidate].coefficient_lr_scale for run in runs]
-    settings = {"lr": [run.lr for run in runs], "coefficient_lr_scale": scales}
-    return Population([make(run) for run in runs], seeds=[run.seed for run in runs]), settings
+    population = Population([make(run) for run in runs], seeds=[run.seed for run in runs])
+    chosen = [candidates[run.candidate] for run in runs]
+    decay = {"params": population.coefficient_parameters(), "weight_decay": [item.coefficient_decay for item in chosen]}
+    scales = [item.coefficient_lr_scale for item in chosen]
+    return population, {"lr": [run.lr for run in runs], "coefficient_lr_scale": scales, "groups": [decay]}
+
+
+def add_arguments(parser: argparse.ArgumentParser, rates: Sequence[float]) -> None:
+    """Add the arguments that all studies have."""
+    parser.add_argument("--seeds", type=int, default=5, help="fresh seeds")
+    parser.add_argument("--first-seed", type=int, default=FRESH, help="the first of them")
+    parser.add_argument("--choosing", type=int, default=1, help="seeds that choose learning rates, from 0 on")
+    parser.add_argument("--rates", type=float, nargs="+", default=list(rates), help="learning rates to choose from")
+    parser.add_argument("--at-once", type=int, default=64, help="networks side by side")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="stop before a part that would end later")
+    parser.add_argument("--commit", help="the commit to record, where this is no checkout")
+    parser.add_argument("--output", type=Path, required=True, help="file of runs; the same command goes on with it")
+
+
+def open_study(given: argparse.Namespace, path: Path, train: Train, device: torch.device) -> Study:
+    """Return a study with the arguments that all studies have."""
+    return Study(path, train, environment(device_name(device), given.commit), given.at_once, given.end)
+
+
+def print_report(given: argparse.Namespace, make_report: Callable[[torch.device], str]) -> None:
+    """Print the report of a study, or what is left of it if the time is over."""
+    given.end = time.monotonic() + 60 * given.minutes
+    try:
+        print(make_report(choose_device(None)))
+    except OutOfTime as left:
+        print(left)
 
 
 def main(
@@ -193,16 +287,14 @@ def main(
     open_train: Callable[[argparse.Namespace, torch.device], Train],
 ) -> None:
     """Run the command of a study: `open_train` takes its arguments and the device."""
-    parser.add_argument("--seeds", type=int, default=5, help="fresh seeds")
-    parser.add_argument("--first-seed", type=int, default=FRESH, help="the first of them")
-    parser.add_argument("--choosing", type=int, default=1, help="seeds that choose learning rates, from 0 on")
-    parser.add_argument("--rates", type=float, nargs="+", default=list(rates), help="learning rates to choose from")
-    parser.add_argument("--at-once", type=int, default=64, help="networks side by side")
+    add_arguments(parser, rates)
     parser.add_argument("--only", nargs="+", default=list(candidates), choices=list(candidates), help="candidates")
-    parser.add_argument("--output", type=Path, required=True, help="file of runs; the same command goes on with it")
     given = parser.parse_args()
-    device = choose_device(None)
-    study = Study(given.output, open_train(given, device), device_name(device), given.at_once)
-    chosen = {name: candidates[name] for name in given.only}
-    fresh = range(given.first_seed, given.first_seed + given.seeds)
-    print(study.compare(chosen, given.rates, choosing=range(given.choosing), fresh=fresh))
+
+    def make_report(device: torch.device) -> str:
+        study = open_study(given, given.output, open_train(given, device), device)
+        chosen = {name: candidates[name] for name in given.only}
+        fresh = range(given.first_seed, given.first_seed + given.seeds)
+        return study.compare(chosen, given.rates, range(given.choosing), fresh)
+
+    print_report(given, make_report)

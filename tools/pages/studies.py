@@ -59,6 +59,6 @@ def _open(path: Path) -> tuple[dict[str, Any], Any, dict[str, Any]]:
         sys.path.append(str(STUDIES))
     study = runpy.run_path(str(STUDIES / "study.py"))
     candidates = runpy.run_path(str(STUDIES / f"{path.stem.partition('-')[0]}.py"))["CANDIDATES"]
-    found = study["Study"](path, train=None, device="", at_once=1)
+    found = study["Study"](path, train=None, environment=study["environment"](""), at_once=1)
     ran = {run.candidate for run in found.done}
     return study, found, {name: candidates[name] for name in candidates if name in ran}
