@@ -27,6 +27,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Run a script with arguments in this process, and return what it prints."""
+    monkeypatch.delitem(sys.modules, "own_bases", raising=False)  # tests start without the bases that it adds
 
     def run(script: str, *arguments: str) -> str:
         monkeypatch.setattr(sys, "argv", [script, *arguments])
@@ -120,15 +121,17 @@ def test_example_augments_like_the_laboratory(monkeypatch: pytest.MonkeyPatch) -
         assert (made == possible).flatten(1).all(1).sum() == 1
 
 
+SMALL_GPT = ["--layers", "2", "--width", "16", "--length", "8", "--batch", "2"]
 STUDIES = {
     "tables": (["--epochs", "1"], "relu", "affine from relu per feature"),
-    "convolutions": (["--name", "tiny", "--depth", "8", "--epochs", "1"], "relu", "affine from relu"),
+    "convolutions": (["--name", "tiny", "--network", "resnet8", "--epochs", "1"], "relu", "affine from relu"),
     "trained": (
-        ["--name", "tiny", "--depth", "8", "--before", "1", "--epochs", "1"],
+        ["--name", "tiny", "--network", "resnet8", "--before", "1", "--epochs", "1"],
         "relu",
         "affine from relu, rate x10",
     ),
-    "language": (["--layers", "1", "--width", "16", "--length", "8", "--batch", "2", "--steps", "2"], "gelu", "xielu"),
+    "language": ([*SMALL_GPT, "--steps", "2"], "gelu", "gated affine from silu"),
+    "trained_language": ([*SMALL_GPT, "--before", "2", "--steps", "1"], "gelu", "affine from gelu"),
     "physics": (["--steps", "1", "--points", "32"], "tanh", "tanh, learned slope"),
     "images": (["--size", "8", "--width", "8", "--steps", "2"], "sin", "linear of two sines"),
 }
@@ -147,7 +150,7 @@ def inputs(tmp_path: Path) -> dict[str, list[str]]:
     data.register(data.Dataset("tiny", ("a", "b"), pixels, labels, pixels[:10], labels[:10]))
     for number in range(4):
         Image.fromarray(pixels[number].permute(1, 2, 0).numpy()).save(tmp_path / f"{number}.png")
-    files = {"tables": "housing.csv", "language": "text.txt", "images": "."}
+    files = {"tables": "housing.csv", "language": "text.txt", "trained_language": "text.txt", "images": "."}
     return {name: [str(tmp_path / file)] for name, file in files.items()} | {"physics": ["convection"]}
 
 
@@ -170,52 +173,26 @@ def test_study_compares_and_resumes(
     assert output.read_text() == records
 
 
-def test_reference_solution_of_allen_and_cahn_satisfies_the_equation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(EXAMPLES / "studies")
-    problem = importlib.import_module("physics").AllenCahn()
-    times, places = torch.linspace(0, 1, 501, dtype=torch.float64), torch.arange(512, dtype=torch.float64) / 256 - 1
-    u = problem.solution(times, places, steps=1000)
-    middle = u[100:-1]  # the kink at the boundary is smooth by then
-    t = (u[101:] - u[99:-2]) / (times[2] - times[0])
-    waves = 2 * torch.pi * torch.fft.fftfreq(512, 1 / 256, dtype=torch.float64)
-    xx = -torch.fft.ifft(waves.square() * torch.fft.fft(middle)).real
-    assert problem.residual(middle, t, None, xx).abs().max() < 1e-3
-    torch.testing.assert_close(u[0], problem.initial(places))
-
-
-def test_two_processes_of_a_study_lose_no_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(EXAMPLES / "studies")
-    study = importlib.import_module("study")
-    path, scores = tmp_path / "runs.jsonl", {"val": 1.0, "test": 1.0, "seconds": 1.0}
-    about = study.environment("cpu")
-    both = [study.Study(path, lambda runs: [scores] * len(runs), about, 2) for _ in range(2)]
-    for number, one in enumerate(both):
-        one.scores([study.Run("relu", 0.1, number)])
-    before = path.read_bytes()
-    assert [json.loads(line)["run"]["seed"] for line in before.splitlines()] == [0, 1]
-    with pytest.raises(TypeError):  # a score that cannot be written
-        study.Study(path, lambda runs: [scores, {"val": object()}], about, 2).scores(
-            [study.Run("relu", 0.1, seed) for seed in (2, 3)]
-        )
-    assert path.read_bytes() == before
-    assert sorted(study.Study(path, None, about, 2).done, key=lambda run: run.seed) == [
-        study.Run("relu", 0.1, seed) for seed in (0, 1)
-    ]
-
-
-def test_candidates_start_with_the_function_of_the_trained_network(
-    inputs: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
+def test_study_of_bases_halves_and_resumes(
+    run: Callable[..., str], inputs: dict[str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(EXAMPLES / "studies")
-    study, convolutions, trained = (importlib.import_module(name) for name in ("study", "convolutions", "trained"))
-    images = data.load("tiny").split_validation(26, seed=0)
-    before, _ = convolutions.train([study.Run("relu", 0.1, 0)], images, 8, 1)
-    runs = [study.Run(name, 0.1, 0) for name in trained.CANDIDATES]
-    states = {0: before[0].state_dict()}
-    after, scores = convolutions.train(runs, images, 8, 0, trained.CANDIDATES, states)
-    x = torch.randn(2, 3, 8, 8)
-    with torch.no_grad():
-        expected = before[0].eval()(x)
-        for y in after.eval()(x, in_dims=None):
-            torch.testing.assert_close(y, expected)
-    assert len({(score["val"], score["test"]) for score in scores}) == 1
+    command = ["--name", "tiny", "--network", "resnet8", "--bases", "identity", "relu", "tanh", "--sizes", "2"]
+    command += ["--rungs", "1", "2", "--keep", "3", "--rates", "0.01", "0.1", "--seeds", "1"]
+    table = run("studies/bases.py", *command, "--output", str(tmp_path / "bases.jsonl"))
+    files = {
+        path.stem: [json.loads(line)["run"] for line in path.read_text().splitlines()]
+        for path in tmp_path.glob("*.jsonl")
+    }
+    assert len(files["bases-1"]) == 2 * 3 * 2  # kinds, pairs, rates
+    arms = {(item["candidate"], item["lr"]) for item in files["bases-1"]}
+    later = [item for item in files["bases-2"] if item["seed"] == 0]
+    assert {(item["candidate"], item["lr"]) for item in later[:4]} <= arms
+    assert {item["candidate"] for item in later[4:]} >= {"relu", "tanh", "gelu", "silu", "elu", "mish"}
+    confirmed = {item["candidate"] for item in files["bases-2"] if item["seed"] == 100}
+    assert {
+        f"affine({pair})" for pair in ("identity,relu", "identity,tanh", "relu,tanh", "identity,relu,tanh")
+    } <= confirmed
+    before = (tmp_path / "bases-2.jsonl").read_text()
+    assert run("studies/bases.py", *command, "--output", str(tmp_path / "bases.jsonl")) == table
+    assert (tmp_path / "bases-2.jsonl").read_text() == before

@@ -1,6 +1,6 @@
 """Does a learned activation help a residual network with a modern recipe? ResNet-20 or ResNet-56 on CIFAR-10.
 
-    python examples/studies/convolutions.py --depth 20 --epochs 100 --seeds 5 --output runs/convolutions.jsonl
+    python examples/studies/convolutions.py --network resnet20 --epochs 100 --seeds 5 --output runs/convolutions.jsonl
 
 SGD with Nesterov's momentum, weight decay 5e-4, one cycle of the learning rate, crops and flips, batches of 128. A
 tenth of the training images validates; the last epoch counts. Scores are errors in percent of the images.
@@ -10,24 +10,29 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from study import Candidate, Run, Train, main, populate, settings
+from study import Candidate, Make, Run, Train, main, populate, settings
 from torch import Tensor, nn
 
 from hullo import AffineHull, ConvexHull
 from hullo.lab import data
 from hullo.lab.data.dataset import Dataset
+from hullo.lab.networks.kerasnet import KerasNet
 from hullo.lab.networks.resnet56 import ResNet
 from hullo.population import SGD, Population, capture
 from hullo.population.images import AugmentedImages
 from hullo.population.schedules import one_cycle
 
 BATCH, RATES = 128, (0.05, 0.1, 0.2)
+NETWORKS: dict[str, Callable[[Make], nn.Module]] = {
+    **{f"resnet{6 * n + 2}": lambda make, n=n: ResNet(make, n=n, he=True) for n in (1, 3, 9)},
+    "kerasnet": lambda make: KerasNet(make),
+}
 LOOK = {"padding": "zeros", "mean": (0.491, 0.482, 0.447), "std": (0.247, 0.243, 0.262)}
 CANDIDATES = {
     "relu": Candidate(lambda width: nn.ReLU()),
@@ -48,7 +53,7 @@ CANDIDATES = {
 def train(
     runs: Sequence[Run],
     images: Dataset,
-    depth: int,
+    network: str,
     epochs: int,
     candidates: Mapping[str, Candidate] = CANDIDATES,
     trained: Mapping[int, Mapping[str, Tensor]] | None = None,
@@ -56,7 +61,7 @@ def train(
     """Train runs side by side, each with the same batches; return their errors after the last epoch, too."""
     start, device, count = time.perf_counter(), images.train_labels.device, len(runs)
     is_gpu = device.type == "cuda"
-    population, settings = populate(runs, candidates, lambda make: ResNet(make, n=(depth - 2) // 6, he=True), trained)
+    population, settings = populate(runs, candidates, NETWORKS[network], trained)
     optimizer = SGD(
         population.to(device),
         momentum=0.9,
@@ -109,20 +114,20 @@ def load_images(given: argparse.Namespace, device: torch.device) -> Dataset:
 
 def open_train(given: argparse.Namespace, device: torch.device) -> Train:
     images = load_images(given, device)
-    return lambda runs: train(runs, images, given.depth, given.epochs)[1]
+    return lambda runs: train(runs, images, given.network, given.epochs)[1]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_image_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the data and the network."""
     parser.add_argument(
         "--data", type=Path, help="directory of the data sets; by default the cache of hullo data fetch"
     )
     parser.add_argument("--name", default="cifar10", help="the data set")
-    parser.add_argument("--depth", type=int, default=20, help="20 or 56")
+    parser.add_argument("--network", default="resnet20", choices=list(NETWORKS))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    add_arguments(parser)
+    add_image_arguments(parser)
     parser.add_argument("--epochs", type=int, default=100)
     main(parser, CANDIDATES, RATES, open_train)

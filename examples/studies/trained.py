@@ -10,73 +10,95 @@ one with a hull that is frozen, the control. "not trained on" is the network as 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
 from convolutions import CANDIDATES as BEFORE
-from convolutions import add_arguments, load_images
+from convolutions import add_image_arguments, load_images
 from convolutions import train as train_networks
-from study import Candidate, Run, Train, main
+from study import Candidate, Run, Train, in_groups, main
 from torch import Tensor, nn
 
-from hullo import AffineHull
-from hullo.lab.data.dataset import Dataset
+from hullo import AffineHull, LinearHull
 from hullo.lab.files import atomic_write
+from hullo.population import Population
 
 RATES = (0.005, 0.02, 0.08)
 HULL = partial(AffineHull, "identity", "relu", "tanh", init="relu")
+STILL = "not trained on"
 CANDIDATES = {
     "relu": Candidate(lambda width: nn.ReLU()),
     "frozen hull": Candidate(lambda width: HULL().requires_grad_(False)),
-    "not trained on": Candidate(lambda width: nn.ReLU(), is_learned=True),
+    STILL: Candidate(lambda width: nn.ReLU(), is_learned=True),
     "prelu from relu": Candidate(lambda width: nn.PReLU(init=0.0), is_learned=True),
+    "control": Candidate(lambda width: LinearHull("constant", "relu", init="relu"), is_learned=True),
     "affine from relu": Candidate(lambda width: HULL(), is_learned=True),
     "affine from relu, rate x10": Candidate(lambda width: HULL(), 10.0, is_learned=True),
     "affine from relu, rate x30": Candidate(lambda width: HULL(), 30.0, is_learned=True),
     "affine from relu per channel": Candidate(lambda width: HULL(groups=width, channel_dim=1), is_learned=True),
 }
+States = Mapping[int, Mapping[str, Tensor]]
+"""Weights by seed."""
 
 
-class Before:
-    """Networks with ReLU by seed, trained when they are first asked for, and kept beside the file of runs."""
+def train_after(
+    given: argparse.Namespace,
+    train_before: Callable[[Sequence[Run]], Population],
+    train_on: Callable[[Sequence[Run], States, bool], Sequence[Mapping[str, float]]],
+) -> Train:
+    """Return a function that trains runs on.
 
-    def __init__(self, given: argparse.Namespace, images: Dataset) -> None:
-        self.given, self.images, self.path = given, images, given.output.with_suffix(".pt")
-        self.states: dict[int, dict[str, Tensor]] = torch.load(self.path) if self.path.exists() else {}
+    Args:
+        given: the arguments of the study; networks before the swap are kept beside its file of runs.
+        train_before: trains a network for each run, whose candidate is "before".
+        train_on: goes on with networks of some weights, or, if its last argument is true, takes no step.
+    """
+    path = given.output.with_suffix(".pt")
 
-    def train(self, seeds: Sequence[int]) -> dict[int, dict[str, Tensor]]:
-        """Return the weights of some seeds."""
-        if missing := [seed for seed in seeds if seed not in self.states]:
-            runs = [Run("relu", self.given.before_lr, seed) for seed in missing]
-            population, _ = train_networks(runs, self.images, self.given.depth, self.given.before, BEFORE)
-            self.states |= {seed: population[k].state_dict() for k, seed in enumerate(missing)}
-            with atomic_write(self.path) as file:
-                torch.save(self.states, file)
-        return self.states
+    def states() -> States:
+        """Return the weights of all seeds, trained when they are first asked for."""
+        known: dict[int, dict[str, Tensor]] = torch.load(path) if path.exists() else {}
+        fresh = range(given.first_seed, given.first_seed + given.seeds)
+        missing = [seed for seed in (*range(given.choosing), *fresh) if seed not in known]
+        if missing:
+            population = train_before([Run("before", given.before_lr, seed) for seed in missing])
+            known |= {seed: population[k].cpu().state_dict() for k, seed in enumerate(missing)}
+            with atomic_write(path) as file:
+                torch.save(known, file)
+        return known
 
-
-def open_train(given: argparse.Namespace, device: torch.device) -> Train:
-    images = load_images(given, device)
-    before = Before(given, images)
-
-    def train(runs: Sequence[Run]) -> list[dict[str, float]]:
-        states = before.train(sorted({run.seed for run in runs}))
-        scores: dict[Run, dict[str, float]] = {}
-        for is_still in (False, True):
-            some = [run for run in runs if (run.candidate == "not trained on") == is_still]
-            epochs = 0 if is_still else given.epochs
-            found = train_networks(some, images, given.depth, epochs, CANDIDATES, states)[1] if some else []
-            scores |= dict(zip(some, found, strict=True))
-        return [scores[run] for run in runs]
+    def train(runs: Sequence[Run]) -> Sequence[Mapping[str, float]]:
+        before = states()
+        return in_groups(
+            runs, lambda run: run.candidate == STILL, lambda some: train_on(some, before, some[0].candidate == STILL)
+        )
 
     return train
 
 
+def add_swap_arguments(parser: argparse.ArgumentParser, unit: str, before: int, after: int, before_lr: float) -> None:
+    """Add the arguments of the training before the swap and after it."""
+    parser.add_argument("--before", type=int, default=before, help=f"{unit} before the swap")
+    parser.add_argument("--before-lr", type=float, default=before_lr, help="the learning rate of these")
+    parser.add_argument(f"--{unit}", type=int, default=after, help=f"{unit} after it")
+
+
+def open_train(given: argparse.Namespace, device: torch.device) -> Train:
+    images = load_images(given, device)
+
+    def train_before(runs: Sequence[Run]) -> Population:
+        return train_networks(runs, images, given.network, given.before, {"before": BEFORE["relu"]})[0]
+
+    def train_on(runs: Sequence[Run], states: States, is_still: bool) -> Sequence[Mapping[str, float]]:
+        epochs = 0 if is_still else given.epochs
+        return train_networks(runs, images, given.network, epochs, CANDIDATES, states)[1]
+
+    return train_after(given, train_before, train_on)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    add_arguments(parser)
-    parser.add_argument("--before", type=int, default=100, help="epochs before the swap")
-    parser.add_argument("--before-lr", type=float, default=0.1, help="the learning rate of these")
-    parser.add_argument("--epochs", type=int, default=20, help="epochs after it")
+    add_image_arguments(parser)
+    add_swap_arguments(parser, "epochs", before=100, after=20, before_lr=0.1)
     main(parser, CANDIDATES, RATES, open_train)

@@ -1,0 +1,477 @@
+"""Test the studies: what chooses, what confirms, and that scores are what they are called."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import math
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import nn
+
+from hullo import Hull
+from hullo.lab import data
+
+STUDIES = Path(__file__).parent.parent / "examples" / "studies"
+
+
+@pytest.fixture
+def study(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(STUDIES)
+    monkeypatch.delitem(sys.modules, "own_bases", raising=False)  # every test starts without bases of its own
+    importlib.import_module("own_bases")
+    return importlib.import_module("study")
+
+
+def open_study(study: ModuleType, path: Path, scores, at_once: int = 100, **options):
+    """Return a study whose runs have the scores of a function of them."""
+    about = study.environment("cpu")
+    trained = []
+
+    def train(runs):
+        trained.append(list(runs))
+        return [dict(zip(("val", "test", "seconds"), scores(run), strict=True)) for run in runs]
+
+    opened = study.Study(path, train, about, at_once, **options)
+    return opened, trained
+
+
+def rows(table: str) -> dict[str, list[str]]:
+    cells = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
+    return {re.sub(r" \(reference\)", "", own[0]): own for own in cells}
+
+
+def candidates(study: ModuleType, *fixed: str, learned: tuple[str, ...] = ()):
+    made = {name: study.Candidate(lambda width: nn.ReLU()) for name in fixed}
+    return made | {name: study.Candidate(lambda width: nn.ReLU(), is_learned=True) for name in learned}
+
+
+def test_validation_chooses_rates_and_the_reference_and_fresh_seeds_confirm(study: ModuleType, tmp_path: Path) -> None:
+    vals = {("a", 0.1): 5.0, ("a", 0.2): 4.0, ("a", 0.3): 6.0, ("b", 0.1): 3.0, ("b", 0.2): 7.0, ("b", 0.3): 7.0}
+
+    def scores(run):
+        val = vals.get((run.candidate, run.lr), 9.0 - run.lr)  # the hull: best at the end of the grid
+        tests = {"a": 1.0, "b": 2.0, "hull": 1.5}  # a tests better than b, which validates better
+        if run.seed < study.FRESH:
+            return val, -100 * val, 1.0  # test scores of these would choose otherwise
+        spread = 0.1 * (run.seed % 3)
+        return 0.0, tests[run.candidate] + spread + (0.01 * (run.seed % 2) if run.candidate == "hull" else 0), 2.0
+
+    opened, trained = open_study(study, tmp_path / "runs.jsonl", scores)
+    compared = candidates(study, "a", "b", learned=("hull",))
+    table = rows(opened.compare(compared, [0.1, 0.2, 0.3], range(2), range(100, 104)))
+    assert list(table) == ["b", "a", "hull"]  # by validation
+    assert table["b"][:4] == ["b (reference)", "0.1 (end of the grid)", "3", "2.1000 ± 0.1299"]
+    assert table["a"][:3] == ["a", "0.2", "4"]
+    assert table["hull"][1] == "0.3 (end of the grid)"
+    assert table["a"][4] == "-1.0000 ± 0.0000"  # paired: the spread of seeds cancels
+    assert table["hull"][4].startswith("-0.4950 ± 0.0092")
+    single = study.p_value([-0.5, -0.49, -0.5, -0.49])
+    assert float(table["hull"][5]) == pytest.approx(study.holm([0.0, single])[1], rel=0.05)
+    runs = [run for part in trained for run in part]
+    assert {run.seed for run in runs} == {0, 1, *range(100, 104)}
+    assert {run.lr for run in runs if run.seed >= 100 and run.candidate == "a"} == {0.2}
+
+
+def test_diverged_runs_are_counted_and_never_chosen(study: ModuleType, tmp_path: Path) -> None:
+    def scores(run):
+        if run.candidate == "hull" and run.seed == 101:
+            return 1.0, math.nan, 1.0
+        return (math.nan if run.lr == 0.2 and run.seed == 1 else 3.0 - run.lr), 1.0 + run.seed % 2, 1.0
+
+    opened, _ = open_study(study, tmp_path / "runs.jsonl", scores)
+    table = rows(opened.compare(candidates(study, "a", learned=("b", "hull")), [0.1, 0.2], range(2), range(100, 103)))
+    assert all(own[1].startswith("0.1") for own in table.values())  # a mean without the lost seed would take 0.2
+    assert table["hull"][3:6] == ["diverged: 1 of 3", "", ""]
+    assert table["b"][4] == "+0.0000 ± 0.0000"
+    lost, _ = open_study(
+        study, tmp_path / "lost.jsonl", lambda run: (1.0, math.inf if run.candidate == "a" else 1.0, 1.0)
+    )
+    table = rows(lost.compare(candidates(study, "a", learned=("b",)), [0.1], range(1), range(100, 103)))
+    assert table["a"][3] == "diverged: 3 of 3"
+    assert table["b"][3:5] == ["1.0000 ± 0.0000", ""]
+
+
+def test_without_a_fixed_activation_there_is_no_reference(study: ModuleType, tmp_path: Path) -> None:
+    opened, _ = open_study(study, tmp_path / "runs.jsonl", lambda run: (1.0, 1.0, 1.0))
+    with pytest.raises(ValueError, match="fixed"):
+        opened.compare(candidates(study, learned=("a",)), [0.1], range(1), range(100, 102))
+
+
+def test_parts_that_would_end_late_are_left_for_the_next_call(
+    study: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(study.time, "monotonic", lambda: clock[0])
+
+    def scores(run):
+        clock[0] += 1.0
+        return 1.0, 1.0, 1.0
+
+    path, runs = tmp_path / "runs.jsonl", [study.Run("a", 0.1, seed) for seed in range(7)]
+    opened, trained = open_study(study, path, scores, at_once=2, end=5.0)
+    with pytest.raises(study.OutOfTime, match="3 of 7 runs"):
+        opened.scores(runs)  # parts end at 2 and 4; the next would at 6
+    assert [len(part) for part in trained] == [2, 2]
+    assert [json.loads(line)["run"]["seed"] for line in path.read_text().splitlines()] == [0, 1, 2, 3]
+    again, trained = open_study(study, path, scores, at_once=2)
+    assert len(again.scores(runs)) == 7
+    assert [run.seed for part in trained for run in part] == [4, 5, 6]
+
+
+def test_groups_keep_the_order_of_runs(study: ModuleType) -> None:
+    runs = [study.Run(name, 0.1, seed) for seed in range(2) for name in "abc"]
+    seen = []
+
+    def train(group):
+        seen.append({run.candidate == "b" for run in group})
+        return [{"val": run.seed, "name": ord(run.candidate)} for run in group]
+
+    found = study.in_groups(runs, lambda run: run.candidate == "b", train)
+    assert [(score["name"], score["val"]) for score in found] == [(ord(run.candidate), run.seed) for run in runs]
+    assert seen == [{False}, {True}]
+
+
+@pytest.mark.parametrize(("replaced", "other"), [("relu", "tanh"), ("gelu", "tanh"), ("tanh", "sin")])
+def test_settings_change_one_thing_and_controls_have_as_many_free_numbers(
+    study: ModuleType, replaced: str, other: str
+) -> None:
+    found, width = study.settings(replaced, -1, other), 5
+    x = torch.linspace(-3, 3, 7 * width).view(7, width)
+    function = {"relu": F.relu, "gelu": F.gelu, "tanh": torch.tanh}[replaced]
+    made = {name: candidate.make(width) for name, candidate in found.items()}
+    for name, act in made.items():
+        starts_alike = torch.allclose(act(x), function(x), atol=1e-6)
+        assert starts_alike == (name not in ("hull, uniform start", "hull, convex")) or name == "hull, convex"
+    plain = made["hull"]
+    assert plain.bases == made["hull, convex"].bases == made["hull, linear"].bases
+    free = made["hull"].raw.numel() - 1, made["hull, per channel"].raw.numel() - width
+    assert free == (made["control"].raw.numel(), made["control, per channel"].raw.numel()) == (2, 2 * width)
+    assert [found[f"hull, rate x{scale}"].coefficient_lr_scale for scale in (3, 10, 30)] == [3, 10, 30]
+    assert {name for name in found if found[name].coefficient_decay} == {"hull, decay 0.01"}
+    assert all(candidate.is_learned for candidate in found.values())
+
+
+def test_runs_get_their_own_settings(study: ModuleType) -> None:
+    from hullo.population import AdamW
+
+    known = study.settings("relu", -1)
+    runs = [study.Run("hull, rate x10", 0.1, 3), study.Run("hull, decay 0.01", 0.2, 3), study.Run("control", 0.3, 4)]
+    population, settings = study.populate(runs, known, lambda make: nn.Sequential(nn.Linear(3, 4), make(4)))
+    optimizer = AdamW(population, weight_decay=0.5, **settings)
+    names = list(optimizer.parameters)
+    weight, raw = names.index("stacked.0.weight"), names.index("activations.raw")
+    assert optimizer.lr.tolist() == [0.1, 0.2, 0.3]
+    assert optimizer.lr_scales[raw].tolist() == [10, 1, 1]
+    assert optimizer.own_decays[raw].tolist() == [0, 0.01, 0]
+    assert optimizer.own_decays[weight].isnan().all()
+    assert torch.equal(population[0][0].weight, population[1][0].weight)  # the same seed starts alike
+    assert not torch.equal(population[0][0].weight, population[2][0].weight)
+    assert population.seeds.tolist() == [3, 3, 4]
+
+
+def test_halving_hands_on_the_best_rates_and_forgets_none(study: ModuleType, tmp_path: Path) -> None:
+    halve = importlib.import_module("bases").halve
+    names, rates, opened = [f"n{number}" for number in range(16)], [0.1, 0.2], {}
+
+    def quality(run, epochs):
+        number = int(run.candidate[1:])
+        if run.lr == 0.2 and number % 2:
+            return math.nan
+        return number + (0.5 if run.lr == 0.1 else 0.0) + (100 if epochs == 4 and number == 0 else 0)
+
+    def open_rung(epochs):
+        opened[epochs] = open_study(
+            study, tmp_path / f"{epochs}.jsonl", lambda run: (quality(run, epochs) + run.seed, 0.0, 1.0)
+        )
+        return opened[epochs][0]
+
+    left = halve(names, rates, [1, 4, 16], open_rung, range(2), keep=4)
+    arms = {
+        epochs: {(run.candidate, run.lr) for part in trained for run in part} for epochs, (_, trained) in opened.items()
+    }
+    assert len(arms[1]) == 32
+    # after one epoch: n0 and n2 at both rates, n1 and n3 at the first, n4 at both
+    assert arms[4] == {
+        ("n0", 0.2),
+        ("n0", 0.1),
+        ("n1", 0.1),
+        ("n2", 0.2),
+        ("n2", 0.1),
+        ("n3", 0.1),
+        ("n4", 0.2),
+        ("n4", 0.1),
+    }
+    assert arms[16] == {("n1", 0.1), ("n2", 0.2)}  # n0 was bad in the second rung
+    assert {name: choice.lr for name, choice in left.items()} == {"n1": 0.1, "n2": 0.2}
+    assert list(left) == ["n1", "n2"]
+    assert left["n2"].val == 2.5  # the mean of both seeds
+
+
+# Scores of networks that do not learn (a learning rate of zero) are those of the networks as they were made.
+
+
+def test_errors_of_tables_are_of_the_mean_prediction_and_validation_chooses_the_epoch(study: ModuleType) -> None:
+    tables = importlib.import_module("tables")
+    x = torch.randn(3, 40, 8)
+    y = torch.randn(3, 40, 1)
+    parts = [(x[k], y[k]) for k in range(3)]
+    runs = [study.Run("relu", 0.0, 5), study.Run("mean of 8 relu", 0.0, 5), study.Run("gelu", 0.0, 6)]
+    found = tables.train(runs, parts, 2.0, 1)
+
+    def outputs(seed, act, inputs):
+        torch.manual_seed(seed)
+        return tables.network(lambda width: act()).eval()(inputs)
+
+    with torch.no_grad():
+        for name, at in (("val", 1), ("test", 2)):
+            single = outputs(5, nn.ReLU, x[at])
+            several = torch.stack([outputs(5 + tables.SEEDS * k, nn.ReLU, x[at]) for k in range(8)]).mean(0)
+            other = outputs(6, nn.GELU, x[at])
+            expected = [float((each - y[at]).square().mean().sqrt()) * 2 for each in (single, several, other)]
+            assert [score[name] for score in found] == pytest.approx(expected, rel=1e-5)
+    assert found[1]["seconds"] == pytest.approx(8 * found[0]["seconds"])
+    alike = (x[0], x[0][:, :1])
+    first, later = (
+        tables.train([study.Run("relu", 3e-3, 0)], [alike, alike, (x[0], -alike[1])], 1.0, n) for n in (1, 8)
+    )
+    assert later[0]["val"] < first[0]["val"]
+    assert later[0]["test"] > first[0]["test"]  # the epoch that is best on validation data is the worst of the test
+
+
+def test_ratios_of_images_are_those_of_the_last_weights(study: ModuleType) -> None:
+    images = importlib.import_module("images")
+    pictures = {seed: torch.rand(5, 6, 3) * 2 - 1 for seed in (0, 100)}
+    runs = [study.Run("sin", 0.0, 0), study.Run("relu", 0.0, 100), study.Run("sin", 1e-3, 0)]
+    found = images.train(runs, pictures.get, lambda make: images.Siren(3, make, 8, 2), 3, torch.device("cpu"))
+    rows, columns = torch.meshgrid(torch.linspace(-1, 1, 5), torch.linspace(-1, 1, 6), indexing="ij")
+    for run, score in zip(runs[:2], found[:2], strict=True):
+        torch.manual_seed(run.seed)
+        made = images.Siren(3, images.CANDIDATES[run.candidate].make, 8, 2)
+        with torch.no_grad():
+            error = (made(torch.stack([rows, columns], -1)) - pictures[run.seed]).square().mean()
+        assert -score["test"] == pytest.approx(float(10 * torch.log10(2**2 / error)), rel=1e-4)
+    assert found[2]["test"] < found[0]["test"]
+
+
+def test_activations_of_other_papers(study: ModuleType) -> None:
+    images, language = importlib.import_module("images"), importlib.import_module("language")
+    z = torch.linspace(-0.2, 0.2, 9)
+    finer = images.CANDIDATES["finer"].make(1)
+    torch.testing.assert_close(finer(30 * z), torch.sin(30 * (z.abs() + 1) * z))
+    squared = language.CANDIDATES["leaky relu squared"].make(1)
+    torch.testing.assert_close(squared(z), F.leaky_relu(z, 0.5).square())
+    assert not [p for act in (finer, squared) for p in act.parameters() if p.requires_grad]
+
+
+def test_fresh_images_never_choose(study: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = importlib.import_module("images")
+    for number in range(5):
+        Image.new("RGB", (8, 6), (number, number, number)).save(tmp_path / f"{number}.png")
+    seen = {}
+
+    def look(runs, read_image, *_):
+        seen.update({run.seed: round(float((read_image(run.seed)[0, 0, 0] + 1) * 127.5)) for run in runs})
+
+    monkeypatch.setattr(images, "train", look)
+    options = {"folder": tmp_path, "size": 4, "width": 4, "layers": 1, "steps": 1, "first_seed": 100}
+    given = argparse.Namespace(**options, choosing=2, seeds=3)
+    images.open_train(given, torch.device("cpu"))([study.Run("sin", 0.1, seed) for seed in (0, 1, 100, 101, 102)])
+    assert seen == {0: 0, 1: 1, 100: 4, 101: 3, 102: 2}
+    given.seeds = 4
+    with pytest.raises(ValueError, match="more than 5"):
+        images.open_train(given, torch.device("cpu"))
+
+
+@pytest.fixture
+def gpt(study: ModuleType) -> tuple[ModuleType, argparse.Namespace, torch.Tensor]:
+    language = importlib.import_module("language")
+    text = torch.randint(7, (900,), generator=torch.Generator().manual_seed(0))
+    sizes = {"layers": 2, "width": 16, "length": 8, "batch": 2, "every": 1, "evaluated": 4, "dropout": 0.3}
+    return language, argparse.Namespace(**sizes), text
+
+
+@pytest.mark.parametrize("name", ["gelu", "gated silu", "shared affine from gelu"])
+def test_losses_of_language_are_of_validation_and_test_text(study: ModuleType, gpt, name: str) -> None:
+    language, given, text = gpt
+    (score,) = language.train([study.Run(name, 0.0, 3)], text, given, 1)[1]
+    torch.manual_seed(3)
+    candidate = language.CANDIDATES[name]
+    made = language.GPT(7, 8, 2, 16, 0.3, candidate.make, candidate.form).eval()
+    for part, (low, high) in {"val": (810, 855), "test": (855, 900)}.items():
+        sequences = text[low:high][:36].view(4, 9)
+        with torch.no_grad():
+            expected = F.cross_entropy(made(sequences[:, :-1]).flatten(0, 1), sequences[:, 1:].flatten())
+        assert score[part] == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_forms_of_language_models(study: ModuleType, gpt) -> None:
+    language = gpt[0]
+
+    def make(name, width=48):
+        candidate = language.CANDIDATES[name]
+        return language.GPT(7, 8, 2, width, 0.0, candidate.make, candidate.form)
+
+    plain, gated = (sum(p.numel() for p in make(name).blocks.parameters()) for name in ("gelu", "gated silu"))
+    assert gated == pytest.approx(plain, rel=0.01)
+    x = torch.randn(5, 48)
+    mlp = make("gated silu").blocks[0].mlp
+    torch.testing.assert_close(mlp(x), mlp.down(F.silu(mlp.gate(x)) * mlp.up(x)))
+    hulls = [
+        [module for module in make(name).modules() if isinstance(module, Hull)]  # a module that is shared counts once
+        for name in ("affine from gelu", "shared affine from gelu")
+    ]
+    assert [len(own) for own in hulls] == [2, 1]
+
+
+def test_best_evaluation_of_language_is_that_of_validation_data(study: ModuleType, gpt) -> None:
+    language, given, _ = gpt
+    given.dropout, start = 0.0, torch.arange(810) % 3
+    text = torch.cat([start, torch.arange(45) % 3, 2 - torch.arange(45) % 3])  # the test text runs backwards
+    few, many = (language.train([study.Run("gelu", 1e-2, 0)], text, given, n)[1][0] for n in (0, 60))
+    assert many["val"] < 0.5 * few["val"]
+    assert many["test"] > few["test"]
+
+
+def test_physics_errors_are_relative_to_the_solution(study: ModuleType) -> None:
+    physics = importlib.import_module("physics")
+    problem = physics.Convection(2.0)
+    (score,) = physics.train([study.Run("tanh", 0.0, 1)], problem, 20, 64, torch.device("cpu"))
+    torch.manual_seed(1)
+    made = physics.network(lambda width: nn.Tanh())
+    times, places = torch.linspace(0, 1, 101), 2 * torch.pi * torch.arange(512) / 512
+    points = torch.stack(torch.meshgrid(times, places, indexing="ij"), -1)
+    exact = torch.sin(points[..., 1] - 2 * points[..., 0])
+    with torch.no_grad():
+        error = (made(points).squeeze(-1) - exact).norm() / exact.norm()
+    assert score["test"] == pytest.approx(float(error), rel=1e-4)
+    generator = torch.Generator().manual_seed(0)
+    drawn = [(torch.rand(64, 2, generator=generator), torch.rand(4, 2, generator=generator)) for _ in range(20)]
+    inner, edge = drawn[-1]  # of the last step, which are the last twentieth
+    inner = (inner * torch.tensor([1, 2 * torch.pi])).requires_grad_()
+    (slopes,) = torch.autograd.grad(made(inner).sum(), inner)
+    made.requires_grad_(False)
+    places = 2 * torch.pi * edge[:, 1:]
+    begin = made(torch.cat([torch.zeros_like(places), places], 1)) - places.sin()
+    around = made(F.pad(edge[:, :1], (0, 1))) - made(F.pad(edge[:, :1], (0, 1), value=2 * torch.pi))
+    expected = sum(part.square().mean() for part in (slopes[:, 0] + 2 * slopes[:, 1], begin, around))
+    assert score["val"] == pytest.approx(float(expected), rel=1e-3)
+
+
+def test_errors_of_images_are_percent_of_each_set(study: ModuleType) -> None:
+    convolutions = importlib.import_module("convolutions")
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(256, (60, 3, 8, 8), dtype=torch.uint8, generator=generator)
+    labels = torch.randint(10, (60,), generator=generator)
+    classes = tuple("abcdefghij")
+    held = data.Dataset("drawn", classes, pixels, labels, pixels[:25].flip(0), labels[:25]).split_validation(30, seed=0)
+    _, (score,) = convolutions.train([study.Run("relu", 0.1, 0)], held, "resnet8", 0)
+    torch.manual_seed(0)
+    made = convolutions.NETWORKS["resnet8"](lambda width: nn.ReLU()).eval()
+    for name in ("val", "test"):
+        source, expected = held.eval_sets[name]
+        mean, std = (torch.tensor(convolutions.LOOK[key]).view(3, 1, 1) for key in ("mean", "std"))
+        with torch.no_grad():
+            found = made((source / 255 - mean) / std).argmax(-1)
+        assert score[name] == pytest.approx(100 * float((found != expected).double().mean()))
+    assert score["val"] != score["test"]
+
+
+@pytest.fixture
+def tiny(study: ModuleType) -> data.Dataset:
+    pixels = torch.randint(256, (260, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(260) % 2
+    return data.Dataset("tiny", ("a", "b"), pixels, labels, pixels[:10], labels[:10]).split_validation(26, seed=0)
+
+
+def test_swapped_residual_networks_start_as_the_trained_one(study: ModuleType, tiny: data.Dataset) -> None:
+    convolutions, trained = (importlib.import_module(name) for name in ("convolutions", "trained"))
+    before, _ = convolutions.train([study.Run("relu", 0.1, 0)], tiny, "resnet8", 1)
+    runs = [study.Run(name, 0.1, 0) for name in trained.CANDIDATES]
+    states = {0: before[0].state_dict()}
+    after, scores = convolutions.train(runs, tiny, "resnet8", 0, trained.CANDIDATES, states)
+    x = torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        expected = before[0].eval()(x)
+        for y in after.eval()(x, in_dims=None):
+            torch.testing.assert_close(y, expected)
+    assert len({(score["val"], score["test"]) for score in scores}) == 1
+
+
+def test_swapped_language_models_start_as_the_trained_one(study: ModuleType, gpt) -> None:
+    language, given, text = gpt
+    trained = importlib.import_module("trained_language")
+    before, scores = language.train([study.Run("gelu", 1e-2, 0)], text, given, 3)
+    runs = [study.Run(name, 0.1, 0) for name in trained.CANDIDATES]
+    states = {0: before[0].state_dict()}
+    after, found = language.train(runs, text, given, 0, trained.CANDIDATES, states)
+    x = text[:8].view(1, 8)
+    with torch.no_grad():
+        expected = before[0].eval()(x)
+        for y in after.eval()(x, in_dims=None):
+            torch.testing.assert_close(y, expected)
+    assert len({round(score["val"], 5) for score in found}) == 1
+    assert found[0]["val"] >= scores[0]["val"] - 1e-5  # that of training is the best of its evaluations
+
+
+def test_networks_are_trained_once_before_the_swap_and_kept(study: ModuleType, tmp_path: Path) -> None:
+    trained = importlib.import_module("trained")
+    given = argparse.Namespace(output=tmp_path / "runs.jsonl", choosing=1, first_seed=100, seeds=2, before_lr=0.5)
+    asked, went_on = [], []
+
+    def train_before(runs):
+        asked.append([(run.seed, run.lr) for run in runs])
+        return [
+            nn.Linear(1, 1).requires_grad_(False).apply(lambda layer, s=run.seed: layer.weight.fill_(s)) for run in runs
+        ]
+
+    def train_on(runs, states, is_still):
+        went_on.append((is_still, [run.candidate for run in runs]))
+        return [{"val": float(states[run.seed]["weight"]), "test": 0.0, "seconds": 0.0} for run in runs]
+
+    runs = [study.Run(name, 0.1, seed) for seed in (0, 100, 101) for name in ("relu", trained.STILL)]
+    for _ in range(2):  # the second time, from the file
+        found = trained.train_after(given, train_before, train_on)(runs)
+        assert [score["val"] for score in found] == [run.seed for run in runs]
+    assert asked == [[(0, 0.5), (100, 0.5), (101, 0.5)]]
+    assert went_on == 2 * [(False, ["relu"] * 3), (True, [trained.STILL] * 3)]
+    given.seeds = 3
+    trained.train_after(given, train_before, train_on)([study.Run("relu", 0.1, 102)])
+    assert asked[1:] == [[(102, 0.5)]]
+
+
+def test_reference_solution_of_allen_and_cahn_satisfies_the_equation(study: ModuleType) -> None:
+    problem = importlib.import_module("physics").AllenCahn()
+    times, places = torch.linspace(0, 1, 501, dtype=torch.float64), torch.arange(512, dtype=torch.float64) / 256 - 1
+    u = problem.solution(times, places, steps=1000)
+    middle = u[100:-1]  # the kink at the boundary is smooth by then
+    t = (u[101:] - u[99:-2]) / (times[2] - times[0])
+    waves = 2 * torch.pi * torch.fft.fftfreq(512, 1 / 256, dtype=torch.float64)
+    xx = -torch.fft.ifft(waves.square() * torch.fft.fft(middle)).real
+    assert problem.residual(middle, t, None, xx).abs().max() < 1e-3
+    torch.testing.assert_close(u[0], problem.initial(places))
+
+
+def test_two_processes_of_a_study_lose_no_runs(study: ModuleType, tmp_path: Path) -> None:
+    path, scores, about = tmp_path / "runs.jsonl", {"val": 1.0, "test": 1.0, "seconds": 1.0}, study.environment("cpu")
+    both = [study.Study(path, lambda runs: [scores] * len(runs), about, 2) for _ in range(2)]
+    for number, one in enumerate(both):
+        one.scores([study.Run("relu", 0.1, number)])
+    before = path.read_bytes()
+    assert [json.loads(line)["run"]["seed"] for line in before.splitlines()] == [0, 1]
+    with pytest.raises(TypeError):  # a score that cannot be written
+        study.Study(path, lambda runs: [scores, {"val": object()}], about, 2).scores(
+            [study.Run("relu", 0.1, seed) for seed in (2, 3)]
+        )
+    assert path.read_bytes() == before
+    assert sorted(study.Study(path, None, about, 2).done, key=lambda run: run.seed) == [
+        study.Run("relu", 0.1, seed) for seed in (0, 1)
+    ]
