@@ -21,7 +21,7 @@ K = TypeVar("K")
 class Harness:
     """One run of a benchmark script: its clock, its options, and the rows that it prints and writes.
 
-    Options that all scripts have are `--device` and `--csv FILE`; a script adds others to `parser`. `tiny` is true
+    Options that all scripts have are `--device`, `--csv FILE` and `--commit`; a script adds others to `parser`. `tiny` is true
     without a GPU: scripts then measure a few small steps, as a test.
     """
 
@@ -31,6 +31,7 @@ class Harness:
         self.parser.add_argument("--device", help="cpu, cuda or cuda:N; a GPU if available")
         self.parser.add_argument("--csv", type=Path, help="file for the rows")
         self.parser.add_argument("--rounds", type=int, default=rounds, help="how often contenders take turns")
+        self.parser.add_argument("--commit", help="the commit to record, where this is no checkout")
         self.rows: list[dict[str, Any]] = []
 
     def start(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -39,7 +40,7 @@ class Harness:
         self.clock: Timer = clock_for(options.device)
         self.device, self.path, self.rounds = self.clock.device, options.csv, options.rounds
         self.tiny = self.device.type != "cuda"
-        self.environment: Environment = environment(self.clock.device_name)
+        self.environment: Environment = environment(self.clock.device_name, options.commit)
         print(self.environment, flush=True)
         return options
 

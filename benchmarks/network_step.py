@@ -4,6 +4,10 @@
 
     resnet56   batch 128 of 32 x 32 images, bfloat16 autocast, channels last, SGD with momentum, in a CUDA graph
     resnet50   timm's, as it is and with its activations replaced, batch 256 of 224 x 224 images, eager
+    gpt2       GPT-2 small, 12 layers of 768, batch 16 of 1,024 tokens, bfloat16 autocast, AdamW, under torch.compile;
+               ReLU squared is the first row
+    nanogpt    6 layers of 384, batch 64 of 256 tokens, the same in a CUDA graph
+    siren      three layers of 256 and omega 30, 256 x 256 pixels, float32, Adam, in a CUDA graph; sin is the first row
     alexnet    a population of one, batch 256 of 227 x 227 images, with three local response normalizations, in a graph
 
 A row has the median time of a step, its ratio to the first row of its network, and the peak memory of a step beyond
@@ -18,7 +22,8 @@ import torch
 import torch.nn.functional as F
 from clocks import Step
 from harness import Harness, capture_steps, ratios
-from torch import nn
+from torch import Tensor, nn
+from work_networks import GPT
 
 import hullo
 from hullo.lab import networks
@@ -46,17 +51,24 @@ NORMS: dict[str, Callable[[], nn.Module]] = {
 
 
 def training_step(harness: Harness, model: nn.Module, batch: int, side: int, classes: int, *, half: bool) -> Step:
-    """Return a step of a plain network on fixed data."""
+    """Return a step of a plain network on fixed images."""
     device = harness.device
     model = model.to(device, memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(hullo.parameter_groups(model, lr=1e-4), momentum=0.9, foreach=True)
     x = torch.randn(batch, 3, side, side, device=device).to(memory_format=torch.channels_last)
     labels = torch.randint(classes, (batch,), device=device)
+    return plain_step(optimizer, lambda: F.cross_entropy(model(x).float(), labels), device, half=half)
+
+
+def plain_step(
+    optimizer: torch.optim.Optimizer, compute_loss: Callable[[], Tensor], device: torch.device, *, half: bool
+) -> Step:
+    """Return a step by an optimizer."""
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast(device.type, torch.bfloat16, enabled=half, cache_enabled=False):
-            loss = F.cross_entropy(model(x).float(), labels)
+            loss = compute_loss()
         loss.backward()
         optimizer.step()
 
@@ -118,8 +130,103 @@ def alexnet_step(harness: Harness, activation: str, norm: nn.Module) -> Step:
     return step
 
 
-NETWORKS = {"resnet56": resnet56_steps, "resnet50": resnet50_steps, "alexnet": alexnet_steps}
-EAGER = ("resnet50",)
+class ReLUSquared(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(x).square()
+
+
+class LeakyReLUSquared(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.leaky_relu(x, 0.5).square()
+
+
+LANGUAGE: dict[str, Callable[[], nn.Module]] = {
+    "relu squared": ReLUSquared,
+    "linear(identity,relu,relu2) from relu2": lambda: hullo.LinearHull(
+        "identity", "relu", "relu2", init="relu2", strict=False
+    ),
+    "affine(identity,tanh,gelu) from gelu": lambda: hullo.AffineHull(
+        "identity", "tanh", "gelu", init="gelu", strict=False
+    ),
+    "gelu": nn.GELU,
+    "leaky relu squared": LeakyReLUSquared,
+    "xielu": hullo.presets.xielu,
+}
+
+
+def language_steps(harness: Harness, name: str) -> dict[str, Callable[[], Step]]:
+    """Return steps of GPT-2 small, compiled, or of nanoGPT."""
+    is_large, device = name == "gpt2", harness.device
+    layers, width, length, batch, words = (12, 768, 1024, 16, 50_304) if is_large else (6, 384, 256, 64, 65)
+    if harness.tiny:
+        layers, width, length, batch, words = 1, 64, 8, 2, 65
+
+    def make(act: Callable[[], nn.Module]) -> Step:
+        model = GPT(layers, width, width // 64, length, 0.0 if is_large else 0.2, words, act).to(device)
+        groups = hullo.parameter_groups(model, lr=1e-4, weight_decay=0.1)
+        tokens = torch.randint(words, (batch, length + 1), device=device)
+
+        def compute_loss() -> Tensor:
+            return F.cross_entropy(model(tokens[:, :-1]).float().flatten(0, 1), tokens[:, 1:].flatten())
+
+        if is_large and not harness.tiny:
+            compute_loss = torch.compile(compute_loss, dynamic=False)
+        optimizer = torch.optim.AdamW(groups, fused=True, capturable=device.type == "cuda")
+        return plain_step(optimizer, compute_loss, device, half=True)
+
+    return {name: lambda act=act: make(act) for name, act in LANGUAGE.items()}
+
+
+class Sin(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sin(x)
+
+
+SINES: dict[str, Callable[[], nn.Module]] = {
+    "sin": Sin,
+    "linear(sin,sin(2))": lambda: hullo.LinearHull("sin", "sin(2)", init="sin", strict=False),
+    "linear(sin,sin(0.5),sin(2))": lambda: hullo.LinearHull("sin", "sin(0.5)", "sin(2)", init="sin", strict=False),
+    "linear(sin), learned frequency": lambda: hullo.LinearHull("sin", init="sin", inner_scale="hull"),
+    "linear(sin,sin(2)) per channel": lambda: hullo.LinearHull(
+        "sin", "sin(2)", init="sin", strict=False, groups=256, channel_dim=-1
+    ),
+}
+
+
+class Siren(nn.Module):
+    def __init__(self, act: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(inputs, 256) for inputs in (2, 256, 256))
+        self.acts, self.out = nn.ModuleList(act() for _ in self.layers), nn.Linear(256, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, act in zip(self.layers, self.acts, strict=True):
+            x = act(30 * layer(x))
+        return self.out(x)
+
+
+def siren_steps(harness: Harness) -> dict[str, Callable[[], Step]]:
+    pixels, device = (64 if harness.tiny else 256 * 256), harness.device
+
+    def make(act: Callable[[], nn.Module]) -> Step:
+        model = Siren(act).to(device)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, fused=True, capturable=device.type == "cuda")
+        x, y = torch.rand(pixels, 2, device=device), torch.rand(pixels, 3, device=device)
+        return plain_step(optimizer, lambda: F.mse_loss(model(x), y), device, half=False)
+
+    return {name: lambda act=act: make(act) for name, act in SINES.items()}
+
+
+NETWORKS = {
+    "resnet56": resnet56_steps,
+    "resnet50": resnet50_steps,
+    "alexnet": alexnet_steps,
+    "gpt2": lambda harness: language_steps(harness, "gpt2"),
+    "nanogpt": lambda harness: language_steps(harness, "nanogpt"),
+    "siren": siren_steps,
+}
+EAGER = ("resnet50", "gpt2")
+"""Networks whose step is no CUDA graph."""
 
 
 def main(arguments: list[str] | None = None) -> None:

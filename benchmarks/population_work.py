@@ -23,8 +23,10 @@ there is a table or an equation, and an update by SGD with momentum. Each networ
 
 The first five by default. A row holds milliseconds per network and step, the median over rounds of many steps, and
 memory per network: the most that a step allocates, or what stays reserved for a graph, if that is more. A contender
-that cannot be made has a row with the reason. Rows are written one by one; those that the file has are skipped.
-Without a GPU nothing is captured.
+that cannot be made, or not within --limit seconds, has a row with the reason. Rows are written one by one, of hullo and
+of one compiled network for all workloads first, those without a record before others; rows that the file has are
+skipped. After --minutes the measurement of that moment is cut off, and the same command goes on with it. Without a GPU
+nothing is captured.
 """
 
 from __future__ import annotations
@@ -32,10 +34,12 @@ from __future__ import annotations
 import argparse
 import gc
 import math
+import signal
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -219,7 +223,29 @@ TOGETHER: dict[str, Make] = {
     "hullo": lambda work, x, y: population(work, x.device, is_captured=False),
 }
 CONTENDERS = ALONE | TOGETHER
-DEFAULT = ("graph", "compile, graph", "graph, side by side", "vmap, compile, graph", "hullo, graph")
+FIRST = ("hullo, graph", "compile, graph")
+"""Contenders that are measured for all workloads before others."""
+DEFAULT = (*FIRST, "vmap, compile, graph", "graph, side by side", "graph")
+
+
+class TimeUp(BaseException):
+    """The time for a contender is over; no Exception, which torch.compile would take for an error of its own."""
+
+
+@contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """Raise TimeUp in the block after some seconds."""
+
+    def stop(*_: Any) -> None:
+        raise TimeUp
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def measure(work: Work, contender: str, device: torch.device, rounds: int, seconds: float) -> tuple[float, float]:
@@ -272,11 +298,14 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=0.2, help="of a round")
+    parser.add_argument("--minutes", type=float, default=1e4, help="of the whole command")
+    parser.add_argument("--limit", type=float, default=200.0, help="seconds of a contender")
+    parser.add_argument("--commit", help="the commit to record, where this is no checkout")
     parser.add_argument("--tiny", action="store_true", help="small networks, one step a round")
     options = parser.parse_args(given)
     device = torch.device(options.device)
     torch.backends.cudnn.benchmark = True
-    where, works = environment(device_name(device)), workloads(options.tiny)
+    where, works = environment(device_name(device), options.commit), workloads(options.tiny)
     print(where, flush=True)
     contenders = CONTENDERS if "all" in options.contenders else options.contenders
     cells = [
@@ -286,14 +315,21 @@ def main(given: Sequence[str] | None = None) -> None:
         for contender in contenders
     ]
     done = {(row.network, row.members, row.contender) for row in read_peers(options.csv)}
-    for work, contender in cells:
+    end = time.monotonic() + 60 * options.minutes
+    for work, contender in sorted(cells, key=lambda cell: cell[1] not in FIRST):
         if (work.name, work.members, contender) in done:
             continue
-        ms, mib, note = math.nan, math.nan, ""
+        left, ms, mib, note = end - time.monotonic(), math.nan, math.nan, ""
         try:
-            ms, mib = measure(work, contender, device, options.rounds, 0.0 if options.tiny else options.seconds)
+            with at_most(min(left, options.limit)):
+                ms, mib = measure(work, contender, device, options.rounds, 0.0 if options.tiny else options.seconds)
         except Exception as error:  # such as no rule of vmap, or no memory
             note = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        except TimeUp:
+            if left <= options.limit:
+                print(f"the time is over during {work.name}, {contender}; the same command goes on", flush=True)
+                break
+            note = f"not ready within {options.limit:g} seconds"
         ms, mib = (float(f"{value:.4g}") for value in (ms, mib))
         row = PeerRow(
             **vars(where), network=work.name, members=work.members, contender=contender, ms=ms, mib=mib, note=note

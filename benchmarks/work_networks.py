@@ -114,11 +114,19 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, width: int, heads: int, dropout: float, drop_path: float, is_causal: bool) -> None:
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        dropout: float,
+        drop_path: float,
+        is_causal: bool,
+        act: Callable[[], nn.Module] = nn.GELU,
+    ) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.attention = Attention(width, heads, dropout, is_causal)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), act(), nn.Linear(4 * width, width))
         self.drop = DropPath(drop_path) if drop_path else nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -127,14 +135,23 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """nanoGPT for characters, with its published dropout of 0.2."""
+    """nanoGPT, by default for characters, with its published dropout of 0.2."""
 
-    def __init__(self, layers: int, width: int, heads: int, length: int, dropout: float = 0.2) -> None:
+    def __init__(
+        self,
+        layers: int,
+        width: int,
+        heads: int,
+        length: int,
+        dropout: float = 0.2,
+        vocabulary: int = 65,
+        act: Callable[[], nn.Module] = nn.GELU,
+    ) -> None:
         super().__init__()
-        self.tokens, self.positions = nn.Embedding(65, width), nn.Parameter(torch.zeros(length, width))
+        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Parameter(torch.zeros(length, width))
         self.drop = nn.Dropout(dropout)
-        self.blocks = nn.Sequential(*(Block(width, heads, dropout, 0.0, True) for _ in range(layers)))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 65, bias=False)
+        self.blocks = nn.Sequential(*(Block(width, heads, dropout, 0.0, True, act) for _ in range(layers)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
         self.head.weight = self.tokens.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -276,6 +293,190 @@ def tabular(widths: tuple[int, ...]) -> nn.Module:
     return nn.Sequential(*hidden, nn.Linear(widths[-1], 7))
 
 
+class LlamaBlock(nn.Module):
+    """Rotary attention and a gated MLP, each after a root mean square norm."""
+
+    def __init__(self, width: int, heads: int, length: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2, self.heads = nn.RMSNorm(width), nn.RMSNorm(width), heads
+        self.qkv, self.proj = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+        hidden = 8 * width // 3
+        self.gate, self.up = nn.Linear(width, hidden, bias=False), nn.Linear(width, hidden, bias=False)
+        self.down = nn.Linear(hidden, width, bias=False)
+        features = width // heads
+        angles = torch.arange(length)[:, None] * 10_000 ** (-torch.arange(0, features, 2) / features)
+        self.register_buffer("cos", angles.cos())
+        self.register_buffer("sin", angles.sin())
+
+    def turn(self, x: Tensor) -> Tensor:
+        one, two = x.chunk(2, -1)
+        return torch.cat([one * self.cos - two * self.sin, one * self.sin + two * self.cos], -1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(self.turn(q).type_as(v), self.turn(k).type_as(v), v, is_causal=True)
+        x = x + self.proj(y.transpose(1, 2).reshape(batch, length, width))
+        y = self.norm2(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+def llama(layers: int, width: int, heads: int, length: int) -> nn.Module:
+    blocks = [LlamaBlock(width, heads, length) for _ in range(layers)]
+    return nn.Sequential(nn.Embedding(256, width), *blocks, nn.RMSNorm(width), nn.Linear(width, 256, bias=False))
+
+
+class MixerBlock(nn.Module):
+    def __init__(self, places: int, width: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.across = nn.Sequential(nn.Linear(places, 2 * places), nn.GELU(), nn.Linear(2 * places, places))
+        self.within = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.across(self.norm1(x).transpose(1, 2)).transpose(1, 2)
+        return x + self.within(self.norm2(x))
+
+
+class Mixer(nn.Module):
+    def __init__(self, layers: int, width: int, size: int, patch: int) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, patch, patch)
+        self.blocks = nn.Sequential(*(MixerBlock((size // patch) ** 2, width) for _ in range(layers)))
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.blocks(self.patches(x).flatten(2).transpose(1, 2)).mean(1))
+
+
+class DenseBlock(nn.Module):
+    """Layers that read the outputs of all layers before them."""
+
+    def __init__(self, channels: int, growth: int, layers: int) -> None:
+        super().__init__()
+        inputs = [channels + growth * number for number in range(layers)]
+        self.norms = nn.ModuleList(nn.BatchNorm2d(own) for own in inputs)
+        self.convs = nn.ModuleList(nn.Conv2d(own, growth, 3, padding=1, bias=False) for own in inputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for norm, conv in zip(self.norms, self.convs, strict=True):
+            x = torch.cat([x, conv(F.relu(norm(x)))], 1)
+        return x
+
+
+def densenet(growth: int, layers: int, blocks: int) -> nn.Module:
+    channels, body = 2 * growth, []
+    for _ in range(blocks):
+        wide = channels + growth * layers
+        body += [DenseBlock(channels, growth, layers), nn.BatchNorm2d(wide), nn.ReLU()]
+        body += [nn.Conv2d(wide, wide // 2, 1, bias=False), nn.AvgPool2d(2)]
+        channels = wide // 2
+    stem = nn.Conv2d(3, 2 * growth, 3, padding=1, bias=False)
+    return nn.Sequential(stem, *body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
+
+
+def autoencoder(width: int) -> nn.Module:
+    """Return convolutions down to an eighth of the size, and transposed ones back."""
+    widths = [3, width, 2 * width, 4 * width]
+    down = [m for a, b in pairwise(widths) for m in (nn.Conv2d(a, b, 4, 2, 1), nn.BatchNorm2d(b), nn.LeakyReLU(0.2))]
+    up = [
+        m for a, b in pairwise(widths[:0:-1]) for m in (nn.ConvTranspose2d(a, b, 4, 2, 1), nn.BatchNorm2d(b), nn.ReLU())
+    ]
+    return nn.Sequential(*down, *up, nn.ConvTranspose2d(width, 3, 4, 2, 1))
+
+
+class VAE(nn.Module):
+    """Return the image, and the mean and the logarithm of the variance of its code, side by side."""
+
+    def __init__(self, pixels: int, width: int, code: int) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(pixels, width), nn.SiLU(), nn.Linear(width, 2 * code))
+        self.decoder = nn.Sequential(nn.Linear(code, width), nn.SiLU(), nn.Linear(width, pixels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, spread = self.encoder(x).chunk(2, -1)
+        noise = torch.randn_like(mean) if self.training else torch.zeros_like(mean)
+        return torch.cat([self.decoder(mean + noise * (spread / 2).exp()), mean, spread], -1)
+
+
+def lower_bound(forward: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, members: int) -> Tensor:
+    """Return the squared error of each member, and the divergence of its codes from a normal distribution."""
+    found = forward(x).float()
+    code = (found.shape[-1] - x.shape[-1]) // 2
+    image, mean, spread = found.split([x.shape[-1], code, code], -1)
+    divergence = (mean.square() + spread.exp() - spread - 1) / 2
+    return per_member((image - y).square(), members) + 1e-3 * per_member(divergence, members)
+
+
+class CharGRU(nn.Module):
+    """Classify a sequence by the last output of a recurrent network that reads it in both directions."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.tokens, self.head = nn.Embedding(65, width), nn.Linear(2 * width, 10)
+        self.gru = nn.GRU(width, width, batch_first=True, bidirectional=True)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.gru(self.tokens(tokens))[0][:, -1])
+
+
+class WaveBlock(nn.Module):
+    def __init__(self, width: int, dilation: int) -> None:
+        super().__init__()
+        self.wide = nn.Conv1d(width, 2 * width, 2, dilation=dilation)
+        self.narrow, self.dilation = nn.Conv1d(width, width, 1), dilation
+
+    def forward(self, x: Tensor) -> Tensor:
+        value, gate = self.wide(F.pad(x, (self.dilation, 0))).chunk(2, 1)
+        return x + self.narrow(value.tanh() * gate.sigmoid())
+
+
+def wavenet(width: int, layers: int) -> nn.Module:
+    """Return a causal network of dilated convolutions."""
+    body = [WaveBlock(width, 2**number) for number in range(layers)]
+    return nn.Sequential(nn.Conv1d(1, width, 1), *body, nn.ReLU(), nn.Conv1d(width, 1, 1))
+
+
+class Sine(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sin(30 * x)
+
+
+def siren(width: int) -> nn.Module:
+    hidden = [m for a, b in pairwise([2, width, width, width]) for m in (nn.Linear(a, b), Sine())]
+    return nn.Sequential(*hidden, nn.Linear(width, 3))
+
+
+class PointNet(nn.Module):
+    """Classify a cloud of points: an MLP for each, the maximum over them, another MLP."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        widths = [3, width, 2 * width, 8 * width]
+        layers = [m for a, b in pairwise(widths) for m in (nn.Conv1d(a, b, 1), nn.BatchNorm1d(b), nn.ReLU())]
+        self.points = nn.Sequential(*layers)
+        self.head = nn.Sequential(nn.Linear(8 * width, width), nn.ReLU(), nn.Dropout(0.3), nn.Linear(width, 10))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.points(x.transpose(1, 2)).amax(2))
+
+
+class GraphNet(nn.Module):
+    """Label the nodes of a graph, whose edges are a dense matrix."""
+
+    def __init__(self, nodes: int, width: int) -> None:
+        super().__init__()
+        edges = (torch.rand(nodes, nodes, generator=torch.Generator().manual_seed(0)) < 0.1).float()
+        self.register_buffer("edges", edges / edges.sum(1, keepdim=True).clamp_min(1))
+        self.layers = nn.ModuleList([nn.Linear(32, width), nn.Linear(width, width), nn.Linear(width, 10)])
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers[:-1]:
+            x = self.drop(F.elu(self.edges @ layer(x)))
+        return self.edges @ self.layers[-1](x)
+
+
 class PlainGPT(nn.Module):
     """A GPT without dropout."""
 
@@ -333,40 +534,61 @@ def workloads(tiny: bool = False) -> dict[str, Work]:
 def _tiny() -> list[Work]:
     image, members = (2, 3, 16, 16), 2
     return [
+        Work("mobilenet", members, lambda k: mobilenet(8, 2), (image, (2,))),
+        Work("resnet20_batch128", members, lambda k: ResNet(relu, n=1), (image, (2,))),
+        Work("tabular", members, lambda k: tabular((8, 8)), ((4, 54), (4,)), 7, half=False),
+        Work("lstm", members, lambda k: CharLSTM(8), ((2, 5), (2, 5)), 65, 65),
+        Work("llama", members, lambda k: llama(1, 16, 2, 8), ((2, 8), (2, 8)), 256, 256),
+        Work("mixer", members, lambda k: Mixer(1, 16, 16, 8), (image, (2,))),
+        Work("densenet", members, lambda k: densenet(4, 2, 2), (image, (2,))),
+        Work("autoencoder", members, lambda k: autoencoder(4), (image, image), 0, loss=regress),
+        Work("vae", members, lambda k: VAE(12, 8, 4), ((3, 12), (3, 12)), 0, loss=lower_bound, half=False),
+        Work("gru", members, lambda k: CharGRU(8), ((2, 5), (2,)), tokens=65),
+        Work("wavenet", members, lambda k: wavenet(4, 3), ((2, 1, 9), (2, 1, 9)), 0, loss=regress),
+        Work("siren", members, lambda k: siren(8), ((6, 2), (6, 3)), 0, loss=regress, half=False),
+        Work("pointnet", members, lambda k: PointNet(4), ((2, 7, 3), (2,))),
+        Work("graph", members, lambda k: GraphNet(9, 8), ((9, 32), (9,)), half=False),
+        Work("unet", members, lambda k: UNet(8, 2), (image, image), 0, loss=regress),
+        Work("vit", members, lambda k: ViT(1, 16, 2, 16, 8), (image, (2,))),
+        Work("convnext", members, lambda k: convnext((8, 8), (1, 1)), (image, (2,))),
+        Work("vgg", members, lambda k: vgg((8, 8)), (image, (2,))),
+        Work("pinn", 5, lambda k: pinn(k, 8), ((6, 2), (6, 1)), 0, 0, burgers, burgers_by_func, half=False),
+        Work("bert", members, lambda k: Bert(1, 16, 2, 8), ((2, 8), (2,)), tokens=1000),
+        Work("nanogpt", members, lambda k: GPT(1, 16, 2, 8), ((2, 8), (2, 8)), 65, 65),
         Work("lenet5", members, lambda k: LeNet5(relu), ((2, 3, 32, 32), (2,))),
         Work("resnet20", members, lambda k: ResNet(relu, n=1), (image, (2,))),
         Work("mlp", members, lambda k: mlp(), ((2, 784), (2,))),
         Work("gpt", members, lambda k: PlainGPT(1, 16, 2, 8), ((2, 8), (2, 8)), 256, 256),
-        Work("nanogpt", members, lambda k: GPT(1, 16, 2, 8), ((2, 8), (2, 8)), 65, 65),
-        Work("bert", members, lambda k: Bert(1, 16, 2, 8), ((2, 8), (2,)), tokens=1000),
-        Work("unet", members, lambda k: UNet(8, 2), (image, image), 0, loss=regress),
-        Work("lstm", members, lambda k: CharLSTM(8), ((2, 5), (2, 5)), 65, 65),
-        Work("pinn", 5, lambda k: pinn(k, 8), ((6, 2), (6, 1)), 0, 0, burgers, burgers_by_func, half=False),
-        Work("resnet20_batch128", members, lambda k: ResNet(relu, n=1), (image, (2,))),
-        Work("vit", members, lambda k: ViT(1, 16, 2, 16, 8), (image, (2,))),
-        Work("convnext", members, lambda k: convnext((8, 8), (1, 1)), (image, (2,))),
-        Work("mobilenet", members, lambda k: mobilenet(8, 2), (image, (2,))),
-        Work("vgg", members, lambda k: vgg((8, 8)), (image, (2,))),
-        Work("tabular", members, lambda k: tabular((8, 8)), ((4, 54), (4,)), 7, half=False),
     ]
 
 
 def _full() -> list[Work]:
+    """Return the workloads, those that have no record yet first."""
     image, small = (64, 3, 64, 64), (32, 3, 32, 32)
     return [
+        Work("mobilenet", 8, lambda k: mobilenet(16, 8), (image, (64,))),
+        Work("resnet20_batch128", 16, lambda k: ResNet(relu, n=3), ((128, 3, 32, 32), (128,))),
+        Work("tabular", 60, lambda k: tabular((510, 263, 363)), ((256, 54), (256,)), 7, half=False),
+        Work("lstm", 8, lambda k: CharLSTM(256), ((64, 128), (64, 128)), 65, 65),
+        Work("llama", 8, lambda k: llama(6, 384, 6, 256), ((32, 256), (32, 256)), 256, 256),
+        Work("mixer", 8, lambda k: Mixer(8, 256, 64, 8), (image, (64,))),
+        Work("densenet", 8, lambda k: densenet(12, 6, 3), ((64, 3, 32, 32), (64,))),
+        Work("autoencoder", 8, lambda k: autoencoder(32), (image, image), 0, loss=regress),
+        Work("vae", 60, lambda k: VAE(784, 400, 20), ((128, 784), (128, 784)), 0, loss=lower_bound, half=False),
+        Work("gru", 8, lambda k: CharGRU(256), ((64, 128), (64,)), tokens=65),
+        Work("wavenet", 8, lambda k: wavenet(64, 10), ((16, 1, 2048), (16, 1, 2048)), 0, loss=regress),
+        Work("siren", 16, lambda k: siren(256), ((16_384, 2), (16_384, 3)), 0, loss=regress, half=False),
+        Work("pointnet", 8, lambda k: PointNet(64), ((32, 1024, 3), (32,))),
+        Work("graph", 16, lambda k: GraphNet(1024, 128), ((1024, 32), (1024,)), half=False),
+        Work("unet", 8, lambda k: UNet(32, 4), ((16, 3, 64, 64), (16, 3, 64, 64)), 0, loss=regress),
+        Work("vit", 8, lambda k: ViT(12, 192, 3, 64, 8), (image, (64,))),
+        Work("convnext", 8, lambda k: convnext((40, 80, 160, 320), (2, 2, 6, 2)), (image, (64,))),
+        Work("vgg", 8, lambda k: vgg((64, 128, 256)), ((128, 3, 32, 32), (128,))),
+        Work("pinn", 25, lambda k: pinn(k, 64), ((6400, 2), (6400, 1)), 0, 0, burgers, burgers_by_func, half=False),
+        Work("bert", 8, lambda k: Bert(4, 256, 4, 128), ((32, 128), (32,)), tokens=1000),
+        Work("nanogpt", 8, lambda k: GPT(6, 384, 6, 256), ((64, 256), (64, 256)), 65, 65),
         Work("lenet5", 60, lambda k: LeNet5(relu), (small, (32,))),
         Work("resnet20", 60, lambda k: ResNet(relu, n=3), (small, (32,))),
         Work("mlp", 60, lambda k: mlp(), ((32, 784), (32,))),
         Work("gpt", 60, lambda k: PlainGPT(4, 256, 4, 128), ((8, 128), (8, 128)), 256, 256),
-        Work("nanogpt", 8, lambda k: GPT(6, 384, 6, 256), ((64, 256), (64, 256)), 65, 65),
-        Work("bert", 8, lambda k: Bert(4, 256, 4, 128), ((32, 128), (32,)), tokens=1000),
-        Work("unet", 8, lambda k: UNet(32, 4), ((16, 3, 64, 64), (16, 3, 64, 64)), 0, loss=regress),
-        Work("lstm", 8, lambda k: CharLSTM(256), ((64, 128), (64, 128)), 65, 65),
-        Work("pinn", 25, lambda k: pinn(k, 64), ((6400, 2), (6400, 1)), 0, 0, burgers, burgers_by_func, half=False),
-        Work("resnet20_batch128", 16, lambda k: ResNet(relu, n=3), ((128, 3, 32, 32), (128,))),
-        Work("vit", 8, lambda k: ViT(12, 192, 3, 64, 8), (image, (64,))),
-        Work("convnext", 8, lambda k: convnext((40, 80, 160, 320), (2, 2, 6, 2)), (image, (64,))),
-        Work("mobilenet", 8, lambda k: mobilenet(16, 8), (image, (64,))),
-        Work("vgg", 8, lambda k: vgg((64, 128, 256)), ((128, 3, 32, 32), (128,))),
-        Work("tabular", 60, lambda k: tabular((510, 263, 363)), ((256, 54), (256,)), 7, half=False),
     ]

@@ -1,12 +1,15 @@
 """Test the benchmark of unlike workloads on the CPU, with small networks."""
 
+import copy
 import csv
 import importlib
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -23,22 +26,106 @@ def run(bench, path, *options):
         return list(csv.DictReader(file))
 
 
-LIST = ["lenet5", "resnet20", "mlp", "gpt", "nanogpt", "unet", "lstm", "pinn", "vit", "convnext", "mobilenet", "vgg"]
+NOT_VMAPPED = ("lstm", "gru")  # torch.func has no rule for recurrent layers
 
 
-@pytest.mark.parametrize("name", [*LIST, "tabular"])
-def test_loops_and_populations_take_a_step_of_every_workload(bench, tmp_path, name):
-    chosen = ("graph", "graph, side by side", "hullo, graph")
-    rows = run(bench, tmp_path / "rows.csv", "--work", name, "--contenders", *chosen)
-    assert [(row["network"], row["contender"], row["note"]) for row in rows] == [(name, own, "") for own in chosen]
-    assert all(float(row["ms"]) > 0 for row in rows)
+WORKS = [
+    *("mobilenet", "resnet20_batch128", "tabular", "lstm", "llama", "mixer", "densenet", "autoencoder", "vae", "gru"),
+    *("wavenet", "siren", "pointnet", "graph", "unet", "vit", "convnext", "vgg", "pinn", "bert", "nanogpt", "lenet5"),
+    *("resnet20", "mlp", "gpt"),
+]
+
+
+def test_tiny_workloads_are_the_full_ones(bench):
+    tiny, full = bench.workloads(tiny=True), bench.workloads()
+    assert list(tiny) == list(full) == WORKS
+    for name, work in tiny.items():
+        settings = ("classes", "loss", "compiled_loss", "half")
+        assert [getattr(work, item) for item in settings] == [getattr(full[name], item) for item in settings]
+        assert (work.tokens > 0) == (full[name].tokens > 0)
+        assert [len(shape) for shape in work.batch] == [len(shape) for shape in full[name].batch]
+
+
+@pytest.mark.parametrize("name", WORKS)
+def test_full_workloads_fit_their_data(bench, name):
+    if name == "bert":
+        pytest.importorskip("transformers")
+    work = bench.workloads()[name]
+    with FakeTensorMode():  # shapes without numbers
+        x, y = work.data(1, torch.device("cpu"))
+        assert work.loss(work.make(0), x[0], y[0], 1).shape == (1,)
+
+
+@pytest.fixture
+def alike(bench):
+    """Return a workload whose networks have the same weights at every call, and no dropout."""
+
+    def alike(name):
+        if name == "bert":
+            pytest.importorskip("transformers")
+        torch.manual_seed(0)
+        work = bench.workloads(tiny=True)[name]
+        made = [work.make(k).eval() for k in range(work.members)]
+        return replace(work, make=lambda k: copy.deepcopy(made[k])), made
+
+    return alike
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # attention by torch.func.vmap on a CPU
+@pytest.mark.parametrize("name", WORKS)
+def test_contenders_train_on_the_same_losses(bench, alike, name, monkeypatch):
+    work, _ = alike(name)
+    x, y = work.data(work.members, torch.device("cpu"))
+    losses = {}
+
+    def keep(name):
+        def training_step(work, loss, *_):
+            losses[name] = loss
+            return lambda *given: None
+
+        return training_step
+
+    monkeypatch.setattr(bench, "training_step", keep("single"))
+    alone = []
+    for k in range(work.members):
+        bench.single(work, torch.device("cpu"), k)
+        alone.append(losses["single"](x[k], y[k]))
+    monkeypatch.setattr(bench, "training_step", keep("hullo"))
+    bench.population(work, torch.device("cpu"), is_captured=False)
+    torch.testing.assert_close(losses["hullo"](x, y), sum(alone), rtol=2e-4, atol=2e-5)
+    if name not in NOT_VMAPPED:
+        monkeypatch.setattr(bench, "training_step", keep("vmap"))
+        bench.vmapped(work, torch.device("cpu"), is_compiled=False)
+        torch.testing.assert_close(losses["vmap"](x, y), sum(alone), rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", WORKS)
+def test_populations_of_every_workload_pass_their_check(bench, alike, name):
+    _, made = alike(name)
+    population = bench.Population([network.train() for network in made])
+    work = bench.workloads(tiny=True)[name]
+    population.check(work.data(work.members, torch.device("cpu"))[0])
+
+
+@pytest.mark.parametrize("contender", ["graph", "graph, side by side", "vmap", "hullo, graph"])
+@pytest.mark.parametrize("name", ["tabular", "pinn"])
+def test_a_step_updates_all_networks(bench, alike, monkeypatch, name, contender):
+    work, _ = alike(name)
+    updated = []
+    for optimizer in (torch.optim.SGD, bench.SGD):
+        step = optimizer.step
+        monkeypatch.setattr(optimizer, "step", lambda self, step=step: (updated.append(1), step(self))[1])
+    x, y = work.data(work.members, torch.device("cpu"))
+    is_alone = contender in bench.ALONE
+    bench.CONTENDERS[contender](work, x, y)(*((x[0], y[0]) if is_alone else (x, y)))
+    assert len(updated) == (work.members if contender == "graph, side by side" else 1)
 
 
 def test_every_contender_takes_a_step(bench, tmp_path):
     skipped = [name for name in bench.CONTENDERS if "compile" in name or "HFTA" in name]  # minutes, not installed
     chosen = [name for name in bench.CONTENDERS if name not in skipped]
     rows = run(bench, tmp_path / "rows.csv", "--work", "lenet5", "--members", "2", "--contenders", *chosen)
-    assert [(row["contender"], row["note"]) for row in rows] == [(name, "") for name in chosen]
+    assert sorted((row["contender"], row["note"]) for row in rows) == sorted((name, "") for name in chosen)
 
 
 def test_times_are_per_network_and_medians_of_rounds(bench, monkeypatch):
@@ -76,3 +163,31 @@ def test_both_forms_of_the_equation_have_the_same_residuals(bench):
     x, y = torch.randn(6, 2, dtype=torch.float64), torch.randn(6, 1, dtype=torch.float64)
     expected = works.burgers(network, x, y, 1)
     torch.testing.assert_close(works.burgers_by_func(network, x, y, 1), expected)
+
+
+def test_a_contender_that_takes_too_long_has_a_row_and_the_rest_goes_on(bench, tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, "measure", lambda work, *_: time.sleep(9 if work.name == "mlp" else 0) or (1.0, 2.0))
+    path = tmp_path / "rows.csv"
+    rows = run(bench, path, "--work", "mlp", "lstm", "--contenders", "hullo", "--limit", "0.1")
+    assert [(row["network"], row["note"]) for row in rows] == [("mlp", "not ready within 0.1 seconds"), ("lstm", "")]
+
+
+def test_the_time_of_a_portion_cuts_a_contender_off_which_the_next_call_measures(bench, tmp_path, monkeypatch):
+    naps = {"hullo": 0, "graph": 9}
+    monkeypatch.setattr(bench, "measure", lambda work, contender, *_: time.sleep(naps[contender]) or (1.0, 2.0))
+    path, given = tmp_path / "rows.csv", ("--work", "mlp", "lstm", "--contenders", "graph", "hullo")
+    rows = run(bench, path, "--work", "mlp", "--contenders", "hullo", "graph", "--minutes", "0.01")
+    assert [row["contender"] for row in rows] == ["hullo"]
+    naps["graph"] = 0
+    assert len(run(bench, path, *given)) == 4
+
+
+def test_hullo_and_one_compiled_network_are_measured_for_all_workloads_first(bench, tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, "measure", lambda *_: (1.0, 2.0))
+    rows = run(bench, tmp_path / "rows.csv", "--commit", "abc")
+    assert {row["commit"] for row in rows} == {"abc"}
+    order = [row["contender"] for row in rows]
+    count = len(WORKS) - len(bench.TUNED)
+    assert set(order[: 2 * count]) == {"hullo, graph", "compile, graph"}
+    assert set(order[2 * count :]) == {"graph", "graph, side by side", "vmap, compile, graph"}
+    assert [row["network"] for row in rows[: 2 * count : 2]] == [name for name in WORKS if name not in bench.TUNED]

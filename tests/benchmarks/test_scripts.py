@@ -17,7 +17,7 @@ SCRIPTS = {
     "activations": ("--sizes", "64", "--activations", "relu", "hullo", "--kinds", "overhead"),
     "fold": (),
     "gated": (),
-    "network_step": ("resnet56",),
+    "network_step": ("resnet56", "gpt2", "nanogpt", "siren"),
     "plain_epoch": (),
 }
 
@@ -28,7 +28,8 @@ def test_script_measures_and_saves_rows(name, tmp_path, monkeypatch, capsys):
     before = set(sys.modules)
     try:
         script = importlib.import_module(name)
-        script.main([*SCRIPTS[name], "--device", "cpu", "--rounds", "1", "--csv", str(tmp_path / "rows.csv")])
+        options = ["--device", "cpu", "--rounds", "1", "--commit", "abc", "--csv", str(tmp_path / "rows.csv")]
+        script.main([*SCRIPTS[name], *options])
     finally:
         for module in set(sys.modules) - before:  # a script may change the constants of another
             if Path(getattr(sys.modules[module], "__file__", None) or "").parent == BENCHMARKS:
@@ -36,7 +37,7 @@ def test_script_measures_and_saves_rows(name, tmp_path, monkeypatch, capsys):
     with (tmp_path / "rows.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert rows
-    assert {row["torch"] for row in rows} == {torch.__version__}
+    assert {(row["torch"], row["commit"]) for row in rows} == {(torch.__version__, "abc")}
     assert len(capsys.readouterr().out.splitlines()) > len(rows)  # the environment, then the rows
 
 
