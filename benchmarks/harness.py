@@ -21,8 +21,8 @@ K = TypeVar("K")
 class Harness:
     """One run of a benchmark script: its clock, its options, and the rows that it prints and writes.
 
-    Options that all scripts have are `--device`, `--csv FILE` and `--commit`; a script adds others to `parser`. `tiny` is true
-    without a GPU: scripts then measure a few small steps, as a test.
+    Options that all scripts have are `--device`, `--csv FILE` and `--commit`; a script adds others to `parser`. `tiny`
+    is true without a GPU: scripts then measure a few small steps, as a test.
     """
 
     def __init__(self, description: str | None, *, rounds: int = 9) -> None:

@@ -475,3 +475,156 @@ def test_two_processes_of_a_study_lose_no_runs(study: ModuleType, tmp_path: Path
     assert sorted(study.Study(path, None, about, 2).done, key=lambda run: run.seed) == [
         study.Run("relu", 0.1, seed) for seed in (0, 1)
     ]
+
+
+# Runs that learn give what a plain loop of PyTorch gives, with the optimizers and schedules of torch.optim.
+
+
+def test_tables_train_as_a_plain_loop(study: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = importlib.import_module("tables")
+
+    def network(make):
+        return nn.Sequential(nn.Linear(8, 6), make(6), nn.Linear(6, 1))
+
+    monkeypatch.setattr(tables, "network", network)
+    monkeypatch.setattr(tables, "BATCH", 16)
+    x, y = torch.randn(3, 40, 8), torch.randn(3, 40, 1)
+    (found,) = tables.train([study.Run("gelu", 0.05, 2)], [(x[k], y[k]) for k in range(3)], 2.0, 2)
+    torch.manual_seed(2)
+    made = network(lambda width: nn.GELU())
+    optimizer = torch.optim.AdamW(made.parameters(), lr=0.05, weight_decay=0.01)
+    generator, errors = torch.Generator().manual_seed(0), []
+    for _ in range(2):
+        for batch in torch.randperm(40, generator=generator).split(16):
+            optimizer.zero_grad()
+            F.mse_loss(made(x[0][batch]), y[0][batch]).backward()
+            optimizer.step()
+        with torch.no_grad():
+            errors.append([2 * float(F.mse_loss(made(x[k]), y[k]).sqrt()) for k in (1, 2)])
+    assert [found["val"], found["test"]] == pytest.approx(min(errors), rel=1e-4)
+
+
+def test_images_train_as_a_plain_loop(study: ModuleType) -> None:
+    images = importlib.import_module("images")
+    picture = torch.rand(5, 6, 3) * 2 - 1
+    (found,) = images.train(
+        [study.Run("sin", 1e-2, 1)], lambda _: picture, lambda make: images.Siren(3, make, 8, 2), 4, torch.device("cpu")
+    )
+    torch.manual_seed(1)
+    made = images.Siren(3, images.CANDIDATES["sin"].make, 8, 2)
+    optimizer = torch.optim.Adam([p for p in made.parameters() if p.requires_grad], lr=1e-2)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4)
+    rows, columns = torch.meshgrid(torch.linspace(-1, 1, 5), torch.linspace(-1, 1, 6), indexing="ij")
+    for _ in range(4):
+        optimizer.zero_grad()
+        F.mse_loss(made(torch.stack([rows, columns], -1)), picture).backward()
+        optimizer.step()
+        schedule.step()
+    error = F.mse_loss(made(torch.stack([rows, columns], -1)), picture).item()
+    assert found["test"] == found["val"] == pytest.approx(10 * math.log10(error / 4), rel=1e-4)
+
+
+def test_language_models_train_as_a_plain_loop(study: ModuleType, gpt) -> None:
+    language, given, _ = gpt
+    text, given.dropout, steps = torch.arange(900) % 7, 0.0, 6
+    (found,) = language.train([study.Run("relu", 3e-2, 1)], text, given, steps)[1]
+    torch.manual_seed(1)
+    made = language.GPT(7, 8, 2, 16, 0.0, lambda width: nn.ReLU())
+    optimizer = torch.optim.AdamW(made.parameters(), lr=3e-2, weight_decay=0.1, betas=(0.9, 0.99))
+    rise = torch.optim.lr_scheduler.LinearLR(optimizer, 1e-9, total_iters=1)
+    fall = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps - 1, eta_min=3e-3)
+    schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, [rise, fall], [1])
+    generator, losses = torch.Generator().manual_seed(0), []
+
+    def loss(sequences):
+        return F.cross_entropy(made(sequences[:, :-1]).flatten(0, 1), sequences[:, 1:].flatten())
+
+    for step in range(steps + 1):
+        if step:
+            starts = torch.randint(810 - 9, (2, 1), generator=generator)
+            optimizer.zero_grad()
+            loss(text[starts + torch.arange(9)]).backward()
+            nn.utils.clip_grad_norm_(made.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+        with torch.no_grad():
+            losses.append([float(loss(text[low : low + 36].view(4, 9))) for low in (810, 855)])
+    assert losses[-1][0] < losses[0][0]
+    assert [found["val"], found["test"]] == pytest.approx(min(losses), rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["convection", "allen-cahn"])
+def test_physics_trains_as_a_plain_loop(study: ModuleType, name: str) -> None:
+    physics = importlib.import_module("physics")
+    problem, steps = physics.Convection(3.0) if name == "convection" else physics.AllenCahn(), 5
+    (found,) = physics.train([study.Run("tanh", 1e-2, 1)], problem, steps, 48, torch.device("cpu"))
+    torch.manual_seed(1)
+    made = physics.network(lambda width: nn.Tanh())
+    optimizer = torch.optim.Adam(made.parameters(), lr=1e-2)
+    rise = torch.optim.lr_scheduler.LinearLR(optimizer, 1e-9, total_iters=1)
+    fall = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps - 1)
+    schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, [rise, fall], [1])
+    generator = torch.Generator().manual_seed(0)
+    low, width = (0, 2 * math.pi) if name == "convection" else (-1, 2)
+    for _ in range(steps):
+        inner, edge = torch.rand(48, 2, generator=generator), torch.rand(3, 2, generator=generator)
+        t, x = inner[:, :1].requires_grad_(), (low + width * inner[:, 1:]).detach().requires_grad_()
+        u = made(torch.cat([t, x], 1))
+        ut, ux = torch.autograd.grad(u.sum(), (t, x), create_graph=True)
+        if name == "convection":
+            residual = ut + 3 * ux
+        else:
+            (uxx,) = torch.autograd.grad(ux.sum(), x, create_graph=True)
+            residual = ut - 1e-4 * uxx + 5 * u**3 - 5 * u
+        x = low + width * edge[:, 1:]
+        begin = x.sin() if name == "convection" else x**2 * (math.pi * x).cos()
+        early = made(torch.cat([torch.zeros_like(x), x], 1)) - begin
+        left, right = (made(F.pad(edge[:, :1], (0, 1), value=end)) for end in (low, low + width))
+        loss = sum(part.square().mean() for part in (residual, early, left - right))
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(made.parameters(), 100.0)
+        optimizer.step()
+        schedule.step()
+    assert found["val"] == pytest.approx(loss.item(), rel=1e-3)
+
+
+def test_residual_networks_train_as_a_plain_loop(
+    study: ModuleType, tiny: data.Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    convolutions = importlib.import_module("convolutions")
+    mean, std = (torch.tensor(convolutions.LOOK[key]).view(3, 1, 1) for key in ("mean", "std"))
+    moved = []
+
+    def show(source, index, moves, **look):
+        moved.append(moves[0])
+        return (source[index[0]] / 255 - mean).div(std).expand(len(index), -1, -1, -1, -1)
+
+    monkeypatch.setattr(convolutions, "AugmentedImages", show)
+    monkeypatch.setattr(convolutions, "BATCH", 50)
+    _, (found,) = convolutions.train([study.Run("relu", 0.1, 1)], tiny, "resnet8", 2)
+    torch.manual_seed(1)
+    made = convolutions.NETWORKS["resnet8"](lambda width: nn.ReLU())
+    optimizer = torch.optim.SGD(made.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, 8, cycle_momentum=False)
+    generator, seen = torch.Generator().manual_seed(0), 0
+    for _ in range(2):
+        for index in torch.randperm(234, generator=generator).split(50):
+            if len(index) == 50:
+                torch.randint(2, (50, 1), generator=generator), torch.randint(-4, 5, (50, 2), generator=generator)
+                optimizer.zero_grad()
+                shown = (tiny.train_images[index] / 255 - mean) / std
+                F.cross_entropy(made(shown), tiny.train_labels[index]).backward()
+                optimizer.step()
+                schedule.step()
+                seen += 1
+    assert seen == 8
+    made.eval()
+    for name in ("val", "test"):
+        source, labels = tiny.eval_sets[name]
+        with torch.no_grad():
+            wrong = (made((source / 255 - mean) / std).argmax(-1) != labels).double().mean()
+        assert found[name] == pytest.approx(100 * float(wrong))
+    training = torch.cat([moves for moves in moved if moves.any()])
+    assert [column.unique().tolist() for column in training.T] == [[0, 1], list(range(-4, 5)), list(range(-4, 5))]
+    assert not moved[-1].any()  # evaluation shows images as they are
