@@ -61,9 +61,9 @@ def train(
     """Train runs side by side, each with the same batches; return their errors after the last epoch, too."""
     start, device, count = time.perf_counter(), images.train_labels.device, len(runs)
     is_gpu = device.type == "cuda"
-    population, settings = populate(runs, candidates, NETWORKS[network], trained)
+    population, settings = populate(runs, candidates, NETWORKS[network], device, trained)
     optimizer = SGD(
-        population.to(device),
+        population,
         momentum=0.9,
         nesterov=True,
         weight_decay=5e-4,

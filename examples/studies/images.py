@@ -91,8 +91,8 @@ def train(
     height, width = targets.shape[1:3]
     axes = [torch.linspace(-1, 1, size, device=device) for size in (height, width)]
     coordinates = torch.cartesian_prod(*axes)
-    population, settings = populate(runs, CANDIDATES, network)
-    optimizer = Adam(population.to(device), schedule=cosine(steps), **settings)
+    population, settings = populate(runs, CANDIDATES, network, device)
+    optimizer = Adam(population, schedule=cosine(steps), **settings)
 
     def losses() -> Tensor:
         return (population(coordinates, in_dims=None) - targets.flatten(1, 2)).square().mean((1, 2))

@@ -145,10 +145,12 @@ def train(
     def network(make: Make) -> nn.Module:
         return GPT(vocabulary, length, given.layers, given.width, given.dropout, make, form)
 
-    population, settings = populate(runs, candidates, network, trained)
+    population, settings = populate(runs, candidates, network, device, trained)
+    vectors = [p for name, p in population.named_parameters() if name.startswith("stacked.") and p.dim() == 2]
+    settings["groups"].append({"params": vectors, "weight_decay": 0.0})  # biases and norms, of all members
     warm = max(1, steps // 50)
     optimizer = AdamW(
-        population.to(device),
+        population,
         weight_decay=0.1,
         betas=(0.9, 0.99),
         max_norm=1.0,
@@ -204,7 +206,7 @@ def add_network_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("text", type=Path, help="a file, or a directory of Python files")
     for name, default in {"layers": 6, "width": 384, "length": 256, "batch": 64, "every": 250}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--evaluated", type=int, default=200, help="sequences of an evaluation")
+    parser.add_argument("--evaluated", type=int, default=192, help="sequences of an evaluation")
     parser.add_argument("--dropout", type=float, default=0.2)
 
 

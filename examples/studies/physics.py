@@ -110,10 +110,10 @@ def train(
 ) -> list[dict[str, float]]:
     """Train runs side by side on the same points; return their errors."""
     start, count, width = time.perf_counter(), len(runs), problem.high - problem.low
-    population, settings = populate(runs, CANDIDATES, network)
+    population, settings = populate(runs, CANDIDATES, network, device)
     warm = max(1, steps // 100)
     schedule = warm_up(warm, then=cosine(max(1, steps - warm)))
-    optimizer = Adam(population.to(device), schedule=schedule, max_norm=100.0, **settings)
+    optimizer = Adam(population, schedule=schedule, max_norm=100.0, **settings)
     times = torch.linspace(0, 1, 101, dtype=torch.float64)
     places = problem.low + width * torch.arange(512, dtype=torch.float64) / 512
     exact = problem.solution(times, places).flatten().float().to(device)

@@ -229,6 +229,7 @@ def populate(
     runs: Sequence[Run],
     candidates: Mapping[str, Candidate],
     network: Callable[[Make], nn.Module],
+    device: torch.device,
     trained: Mapping[int, Mapping[str, Tensor]] | None = None,
 ) -> tuple[Population, dict[str, Any]]:
     """Return a population of the networks of some runs, and the settings of its optimizer.
@@ -237,6 +238,7 @@ def populate(
         runs: the runs.
         candidates: the activations of all runs.
         network: makes a network of an activation.
+        device: where they train.
         trained: weights to start with, by seed; by default networks start as they are made.
     """
 
@@ -247,7 +249,7 @@ def populate(
             made.load_state_dict(trained[run.seed], strict=False)  # activations have parameters besides
         return made
 
-    population = Population([make(run) for run in runs], seeds=[run.seed for run in runs])
+    population = Population([make(run) for run in runs], seeds=[run.seed for run in runs]).to(device)
     chosen = [candidates[run.candidate] for run in runs]
     decay = {"params": population.coefficient_parameters(), "weight_decay": [item.coefficient_decay for item in chosen]}
     scales = [item.coefficient_lr_scale for item in chosen]

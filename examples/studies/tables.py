@@ -94,8 +94,8 @@ def train(
     members = [
         replace(run, seed=run.seed + SEEDS * k) for run in runs for k in range(CANDIDATES[run.candidate].networks)
     ]
-    population, settings = populate(members, CANDIDATES, network)
-    optimizer = AdamW(population.to(x.device), weight_decay=0.01, **settings)
+    population, settings = populate(members, CANDIDATES, network, x.device)
+    optimizer = AdamW(population, weight_decay=0.01, **settings)
 
     def step(x: Tensor, y: Tensor) -> None:
         optimizer.zero_grad()
