@@ -637,3 +637,23 @@ def test_residual_networks_train_as_a_plain_loop(
     training = torch.cat([moves for moves in moved if moves.any()])
     assert [column.unique().tolist() for column in training.T] == [[0, 1], list(range(-4, 5)), list(range(-4, 5))]
     assert not moved[-1].any()  # evaluation shows images as they are
+
+
+def test_results_have_what_hulls_learned(study: ModuleType) -> None:
+    from hullo import AffineHull, LinearHull
+    from hullo.population import Population
+
+    def network(seed):
+        row = torch.tensor([[0.25, 0.75], [0.5, 0.5], [0.0, 1.0]]) + seed
+        channels = LinearHull("relu", "tanh", groups=3, channel_dim=-1, init=row)
+        scaled = AffineHull("identity", "tanh", init=[0.2, 0.8], inner_scale=2.0)
+        frozen = LinearHull("sin", init="sin").requires_grad_(False)
+        return nn.Sequential(nn.Linear(3, 3), channels, scaled, frozen)
+
+    population, start = Population([network(seed) for seed in range(3)]), study.time.perf_counter()
+    scores = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    found = study.results(population, scores, start - 6, counts=[1, 2])
+    assert [(score["val"], score["test"]) for score in found] == [(1.0, 2.0), (3.0, 4.0)]
+    assert [score["seconds"] for score in found] == [pytest.approx(2, rel=0.1), pytest.approx(4, rel=0.1)]
+    assert found[0]["learned"] == {"1": [0.25, 0.75], "2": [0.2, 0.8, 2.0]}
+    assert found[1]["learned"]["1"] == [1.25, 1.75]

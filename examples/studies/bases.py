@@ -11,13 +11,13 @@ at learning rates of their own. Errors in percent of the images. Runs of two epo
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations
 
 import torch
 from convolutions import add_image_arguments, load_images
 from convolutions import train as train_networks
-from study import Candidate, Choice, Make, Run, Study, add_arguments, open_study, print_report
+from study import Candidate, Choice, Make, Run, Scores, Study, add_arguments, open_study, print_report
 from torch import nn
 
 from hullo import AffineHull, LinearHull
@@ -88,7 +88,7 @@ def make_report(given: argparse.Namespace, device: torch.device) -> str:
     images = load_images(given, device)
 
     def open_rung(epochs: int) -> Study:
-        def train(runs: Sequence[Run]) -> Sequence[Mapping[str, float]]:
+        def train(runs: Sequence[Run]) -> Sequence[Scores]:
             return train_networks(runs, images, given.network, epochs, CANDIDATES)[1]
 
         return open_study(given, given.output.with_stem(f"{given.output.stem}-{epochs}"), train, device)

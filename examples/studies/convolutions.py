@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from study import Candidate, Make, Run, Train, main, populate, settings
+from study import Candidate, Make, Run, Scores, Train, main, populate, results, settings
 from torch import Tensor, nn
 
 from hullo import AffineHull, ConvexHull
@@ -57,7 +57,7 @@ def train(
     epochs: int,
     candidates: Mapping[str, Candidate] = CANDIDATES,
     trained: Mapping[int, Mapping[str, Tensor]] | None = None,
-) -> tuple[Population, list[dict[str, float]]]:
+) -> tuple[Population, list[Scores]]:
     """Train runs side by side, each with the same batches; return their errors after the last epoch, too."""
     start, device, count = time.perf_counter(), images.train_labels.device, len(runs)
     is_gpu = device.type == "cuda"
@@ -101,9 +101,8 @@ def train(
                 flips = torch.randint(2, (BATCH, 1), generator=generator)
                 shifts = torch.randint(-4, 5, (BATCH, 2), generator=generator)
                 take(index.to(device), torch.cat([flips, shifts], 1).to(device))
-    scores = [error(*images.eval_sets[name]).tolist() for name in ("val", "test")]
-    seconds = (time.perf_counter() - start) / count
-    return population, [{"val": val, "test": test, "seconds": seconds} for val, test in zip(*scores, strict=True)]
+    scores = torch.stack([error(*images.eval_sets[name]) for name in ("val", "test")], 1)
+    return population, results(population, scores, start)
 
 
 def load_images(given: argparse.Namespace, device: torch.device) -> Dataset:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from own_bases import OMEGA
 from PIL import Image, ImageOps
-from study import FRESH, Candidate, Make, Run, Train, main, populate
+from study import FRESH, Candidate, Make, Run, Scores, Train, main, populate, results
 from torch import Tensor, nn
 
 import hullo
@@ -84,7 +84,7 @@ def train(
     network: Callable[[Make], nn.Module],
     steps: int,
     device: torch.device,
-) -> list[dict[str, float]]:
+) -> list[Scores]:
     """Fit an image with each run; return minus the ratios in decibels."""
     start = time.perf_counter()
     targets = torch.stack([read_image(run.seed) for run in runs]).to(device)
@@ -106,9 +106,8 @@ def train(
     for _ in range(steps):
         take()
     with torch.no_grad():
-        scores = (10 * (losses() / 4).log10()).tolist()  # pixels are numbers from -1 to 1
-    seconds = (time.perf_counter() - start) / len(runs)
-    return [{"val": score, "test": score, "seconds": seconds} for score in scores]
+        scores = 10 * (losses() / 4).log10()  # pixels are numbers from -1 to 1
+    return results(population, torch.stack([scores, scores], 1), start)
 
 
 def open_train(given: argparse.Namespace, device: torch.device) -> Train:

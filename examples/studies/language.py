@@ -23,7 +23,7 @@ from pathlib import Path
 import own_bases  # noqa: F401  (adds them)
 import torch
 import torch.nn.functional as F
-from study import Candidate, Make, Run, Train, in_groups, main, populate, settings
+from study import Candidate, Make, Run, Scores, Train, in_groups, main, populate, results, settings
 from torch import Tensor, nn
 
 from hullo import AffineHull, LinearHull, presets
@@ -137,7 +137,7 @@ def train(
     steps: int,
     candidates: Mapping[str, Candidate] = CANDIDATES,
     trained: Mapping[int, Mapping[str, Tensor]] | None = None,
-) -> tuple[Population, list[dict[str, float]]]:
+) -> tuple[Population, list[Scores]]:
     """Train runs of one form side by side on the same batches; return the losses where that of validation is lowest."""
     start, device, length, is_gpu = time.perf_counter(), text.device, given.length, text.device.type == "cuda"
     vocabulary, form = int(text.max()) + 1, candidates[runs[0].candidate].form
@@ -190,8 +190,7 @@ def train(
         if number % given.every == 0 or number == steps:
             now = torch.stack([loss(parts[name]) for name in ("val", "test")])
             best = torch.where(now[0] < best[0], now, best)
-    seconds = (time.perf_counter() - start) / len(runs)
-    return population, [{"val": val, "test": test, "seconds": seconds} for val, test in best.T.tolist()]
+    return population, results(population, best.T, start)
 
 
 def open_train(given: argparse.Namespace, device: torch.device) -> Train:

@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from study import Candidate, Make, Run, Train, main, populate, settings
+from study import Candidate, Make, Run, Scores, Train, main, populate, results, settings
 from torch import Tensor, nn
 
 from hullo import AffineHull, ConvexHull, LinearHull
@@ -107,7 +107,7 @@ class AllenCahn:
 
 def train(
     runs: Sequence[Run], problem: Convection | AllenCahn, steps: int, points: int, device: torch.device
-) -> list[dict[str, float]]:
+) -> list[Scores]:
     """Train runs side by side on the same points; return their errors."""
     start, count, width = time.perf_counter(), len(runs), problem.high - problem.low
     population, settings = populate(runs, CANDIDATES, network, device)
@@ -153,9 +153,7 @@ def train(
     with torch.no_grad():
         found = population(grid, in_dims=None).squeeze(-1)
     errors = (found - exact).norm(dim=1) / exact.norm()
-    seconds = (time.perf_counter() - start) / count
-    scores = torch.stack([total / last, errors], 1).tolist()
-    return [{"val": val, "test": test, "seconds": seconds} for val, test in scores]
+    return results(population, torch.stack([total / last, errors], 1), start)
 
 
 def open_train(given: argparse.Namespace, device: torch.device) -> Train:

@@ -100,8 +100,10 @@ def settings(replaced: str, width_dim: int, other: str = "tanh") -> dict[str, Ca
     return {name: Candidate(make, scale, is_learned=True) for name, (make, scale) in chosen.items()} | decayed
 
 
-Train = Callable[[Sequence[Run]], Sequence[Mapping[str, float]]]
-"""Trains runs and returns for each "val", "test" and "seconds"; lower scores are better, NaN if it diverged."""
+Scores = Mapping[str, Any]
+"""What a run gave: "val" and "test", of which lower ones are better, NaN if it diverged, and "seconds"."""
+Train = Callable[[Sequence[Run]], Sequence[Scores]]
+"""Trains runs and returns the scores of each."""
 
 
 class OutOfTime(Exception):  # noqa: N818  (it is no error)
@@ -133,12 +135,12 @@ class Study:
         self.path, self.train, self.about, self.at_once = path, train, asdict(environment), at_once
         self.end, self.longest = end, 0.0
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.done: dict[Run, Mapping[str, float]] = {}
+        self.done: dict[Run, Scores] = {}
         for line in path.read_text().splitlines() if path.exists() else ():
             record = json.loads(line)
             self.done[Run(**record["run"])] = record["scores"]
 
-    def scores(self, runs: Sequence[Run]) -> list[Mapping[str, float]]:
+    def scores(self, runs: Sequence[Run]) -> list[Scores]:
         """Return the scores of runs, in parts of as many as are trained together."""
         missing = [run for run in runs if run not in self.done]
         for start in range(0, len(missing), self.at_once):
@@ -151,7 +153,7 @@ class Study:
             self.longest = max(self.longest, time.monotonic() - began)
         return [self.done[run] for run in runs]
 
-    def _write(self, new: Mapping[Run, Mapping[str, float]]) -> None:
+    def _write(self, new: Mapping[Run, Scores]) -> None:
         """Add runs to the file: all or none if the process is killed, none lost if another one writes."""
         lines = [json.dumps({"run": asdict(run), "scores": new[run], "environment": self.about}) + "\n" for run in new]
         with locked(self.path.with_suffix(".lock")):
@@ -215,10 +217,10 @@ class Study:
 def in_groups(
     runs: Sequence[Run],
     kind: Callable[[Run], Hashable],
-    train: Callable[[Sequence[Run]], Sequence[Mapping[str, float]]],
-) -> list[Mapping[str, float]]:
+    train: Train,
+) -> list[Scores]:
     """Train runs of each kind together, and return the scores in the order of the runs."""
-    scores: dict[Run, Mapping[str, float]] = {}
+    scores: dict[Run, Scores] = {}
     for own in dict.fromkeys(map(kind, runs)):
         group = [run for run in runs if kind(run) == own]
         scores |= zip(group, train(group), strict=True)
@@ -254,6 +256,34 @@ def populate(
     decay = {"params": population.coefficient_parameters(), "weight_decay": [item.coefficient_decay for item in chosen]}
     scales = [item.coefficient_lr_scale for item in chosen]
     return population, {"lr": [run.lr for run in runs], "coefficient_lr_scale": scales, "groups": [decay]}
+
+
+def results(population: Population, scores: Tensor, start: float, counts: Sequence[int] | None = None) -> list[Scores]:
+    """Return the scores of runs, with seconds and what their hulls have learned.
+
+    Args:
+        population: the networks.
+        scores: the validation and the test score of each run, a row.
+        start: when training started, in time.perf_counter().
+        counts: the number of networks of each run, one by default; what the first of them has learned is kept.
+    """
+    counts = counts or [1] * len(scores)
+    seconds, found, first = (time.perf_counter() - start) / len(population), [], 0
+    for (val, test), count in zip(scores.tolist(), counts, strict=True):
+        found.append({"val": val, "test": test, "seconds": seconds * count, "learned": learned(population[first])})
+        first += count
+    return found
+
+
+def learned(network: nn.Module) -> dict[str, list[float]]:
+    """Return the coefficients of the hulls that learn, by name, then their inner scales; means over channels."""
+    found = {}
+    for name, hull in network.named_modules():
+        if isinstance(hull, Hull) and hull.raw.requires_grad:
+            scales = [] if hull.inner_scale is None else [hull.inner_scale]
+            rows = [torch.atleast_2d(numbers.detach()).mean(0) for numbers in (hull.coefficients, *scales)]
+            found[name] = [round(number, 4) for number in torch.cat(rows).tolist()]
+    return found
 
 
 def add_arguments(parser: argparse.ArgumentParser, rates: Sequence[float]) -> None:

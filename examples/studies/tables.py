@@ -19,7 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
-from study import Candidate, Make, Run, Train, main, populate, settings
+from study import Candidate, Make, Run, Scores, Train, main, populate, results, settings
 from torch import Tensor, nn
 
 import hullo
@@ -84,9 +84,7 @@ def network(make: Make) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(HIDDEN[-1], 1))
 
 
-def train(
-    runs: Sequence[Run], data: Sequence[tuple[Tensor, Tensor]], unit: float, epochs: int
-) -> list[dict[str, float]]:
+def train(runs: Sequence[Run], data: Sequence[tuple[Tensor, Tensor]], unit: float, epochs: int) -> list[Scores]:
     """Train runs side by side; return their errors at the epoch that is best on validation data."""
     start = time.perf_counter()
     (x, y), val, test = data
@@ -117,8 +115,7 @@ def train(
             take(x[batch], y[batch])
         now = torch.stack([error(*val), error(*test)])
         best = torch.where(now[0] < best[0], now, best)
-    seconds = ((time.perf_counter() - start) / len(members) * counts).tolist()
-    return [{"val": a, "test": b, "seconds": c} for (a, b), c in zip(best.T.tolist(), seconds, strict=True)]
+    return results(population, best.T, start, counts.tolist())
 
 
 def open_train(given: argparse.Namespace, device: torch.device) -> Train:

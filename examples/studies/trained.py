@@ -17,7 +17,7 @@ import torch
 from convolutions import CANDIDATES as BEFORE
 from convolutions import add_image_arguments, load_images
 from convolutions import train as train_networks
-from study import Candidate, Run, Train, in_groups, main
+from study import Candidate, Run, Scores, Train, in_groups, main
 from torch import Tensor, nn
 
 from hullo import AffineHull, LinearHull
@@ -45,7 +45,7 @@ States = Mapping[int, Mapping[str, Tensor]]
 def train_after(
     given: argparse.Namespace,
     train_before: Callable[[Sequence[Run]], Population],
-    train_on: Callable[[Sequence[Run], States, bool], Sequence[Mapping[str, float]]],
+    train_on: Callable[[Sequence[Run], States, bool], Sequence[Scores]],
 ) -> Train:
     """Return a function that trains runs on.
 
@@ -68,7 +68,7 @@ def train_after(
                 torch.save(known, file)
         return known
 
-    def train(runs: Sequence[Run]) -> Sequence[Mapping[str, float]]:
+    def train(runs: Sequence[Run]) -> Sequence[Scores]:
         before = states()
         return in_groups(
             runs, lambda run: run.candidate == STILL, lambda some: train_on(some, before, some[0].candidate == STILL)
@@ -90,7 +90,7 @@ def open_train(given: argparse.Namespace, device: torch.device) -> Train:
     def train_before(runs: Sequence[Run]) -> Population:
         return train_networks(runs, images, given.network, given.before, {"before": BEFORE["relu"]})[0]
 
-    def train_on(runs: Sequence[Run], states: States, is_still: bool) -> Sequence[Mapping[str, float]]:
+    def train_on(runs: Sequence[Run], states: States, is_still: bool) -> Sequence[Scores]:
         epochs = 0 if is_still else given.epochs
         return train_networks(runs, images, given.network, epochs, CANDIDATES, states)[1]
 

@@ -9,12 +9,12 @@ Each candidate starts with its weights, computes what it computes, and trains on
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from language import AFFINE, add_network_arguments, read
 from language import train as train_networks
-from study import Candidate, Run, Train, main
+from study import Candidate, Run, Scores, Train, main
 from torch import nn
 from trained import STILL, States, add_swap_arguments, train_after
 
@@ -40,7 +40,7 @@ def open_train(given: argparse.Namespace, device: torch.device) -> Train:
     def train_before(runs: Sequence[Run]) -> Population:
         return train_networks(runs, text, given, given.before, {"before": CANDIDATES["gelu"]})[0]
 
-    def train_on(runs: Sequence[Run], states: States, is_still: bool) -> Sequence[Mapping[str, float]]:
+    def train_on(runs: Sequence[Run], states: States, is_still: bool) -> Sequence[Scores]:
         return train_networks(runs, text, given, 0 if is_still else given.steps, CANDIDATES, states)[1]
 
     return train_after(given, train_before, train_on)
