@@ -170,7 +170,7 @@ def _written(node: fx.Node) -> fx.Node | None:
     """Return the argument that a node writes to."""
     if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
         return None
-    if torch.Tag.inplace_view in node.target.tags:  # the trace has lost the shape before
+    if torch.Tag.inplace_view in node.target.tags and node.target is not aten.detach_.default:  # the old shape is lost
         raise LoweringError(f"{node.target} changes a shape in place{at_source(node)}; compute a view instead")
     given = arguments(node)
     names = [a.name for a in node.target._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
