@@ -119,6 +119,11 @@ def _is_wanted(source: Any) -> bool:
         return True
 
 
+def has_values(item: Any) -> bool:
+    """Return whether a value is no tensor on the meta device, and no fake one."""
+    return not (isinstance(item, Tensor) and (item.is_meta or hasattr(item, "fake_mode")))
+
+
 def is_intercepted(*tensors: Tensor) -> bool:
     """Return whether a mode or subclass intercepts operations on these tensors, as a tracer does.
 

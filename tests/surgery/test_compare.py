@@ -189,6 +189,38 @@ def test_difference_is_an_error_and_undone(monkeypatch: pytest.MonkeyPatch, star
     assert model.encoder.use_nested_tensor
 
 
+def test_difference_of_gradients_alone_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observe, "read_type", wrong_reading)
+    model = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2))
+    for parameter in model[0].parameters():  # at zero, both functions are zero, with slopes 1/2 and 1
+        nn.init.zeros_(parameter)
+    with pytest.raises(RuntimeError, match=r"in training mode, gradient of 0\.(weight|bias) differs"):
+        hullo.replace_activations(model, example_inputs=torch.randn(5, 3))
+
+
+class RemembersInBuffer(nn.Module):
+    """Only a buffer depends on what an activation writes into its input."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.act = nn.Tanh(), nn.ReLU(inplace=True)
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.inner(x)
+        output = self.act(hidden)
+        self.mean = hidden.mean().detach()
+        return output
+
+
+def test_difference_of_buffers_alone_is_an_error() -> None:
+    model = hullo.replace_activations(RemembersInBuffer(), example_inputs=torch.randn(5, 3))
+    (site,) = hullo.summary(model).not_replaced
+    assert "mode, buffer mean differs" in site.reason
+
+
 def wrong_reading(module: nn.Module) -> Reading | None:
     """Take every GELU for a tanh."""
     return read_type(nn.Tanh() if isinstance(module, nn.GELU) else module)

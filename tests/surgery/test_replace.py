@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from models_to_swap import Block, FunctionalNet, assert_replaced
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import hullo
 from hullo.surgery import Site
@@ -55,6 +56,13 @@ def test_mode_dtype_device_hooks_and_ties_are_kept() -> None:
     assert model[1].raw.dtype == torch.float64
     assert (model[1].training, model[3].training) == (False, True)
     assert hullo.replace_activations(nn.Sequential(nn.Linear(2, 2), nn.ReLU()).to("meta"))[1].raw.device.type == "meta"
+
+
+def test_hull_beside_whole_numbers_has_the_dtype_of_the_model() -> None:
+    block = nn.Sequential(nn.ReLU())
+    block.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+    model = hullo.replace_activations(nn.Sequential(nn.Linear(4, 4), block).double())
+    assert model[1][0].raw.dtype == torch.float64
 
 
 def test_names_types_functions_and_predicates_choose_sites() -> None:
@@ -398,6 +406,13 @@ class Twice(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.relu(self.layer(self.relu(x)))
+
+
+def test_fake_model_is_observed() -> None:
+    with FakeTensorMode():
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GELU())
+        hullo.replace_activations(model, example_inputs=torch.randn(2, 3, 8, 8), groups="channels")
+        assert (model[1].groups, "not compared" in str(hullo.summary(model))) == (4, True)
 
 
 def test_model_on_the_meta_device_is_observed() -> None:

@@ -55,6 +55,8 @@ class Net(nn.Module):
         {"hull": hullo.LinearHull, "bases": ["leaky_relu(-0.5)", "relu", "tanh", "gelu", "sin(30)"]},
         {"groups": 2, "channel_dim": -1},
         {"where": ["act", "first_gelu"]},
+        {"inner_scale": "hull"},
+        {"inner_scale": "base", "groups": 2, "channel_dim": -1},
     ],
 )
 def test_restored_model_matches_the_saved_one(options: dict[str, Any], tmp_path: Path) -> None:
@@ -71,6 +73,11 @@ def test_restored_model_matches_the_saved_one(options: dict[str, Any], tmp_path:
     assert [repr(module) for module in restored.modules()] == [repr(module) for module in model.modules()]
     for name, hull in hullo.summary(model).hulls.items():
         torch.testing.assert_close(restored.get_submodule(name).init, hull.init)
+
+
+def test_restored_hull_has_the_dtype_of_the_model() -> None:
+    saved = hullo.replace_activations(nn.Sequential(nn.Linear(3, 3), nn.ReLU())).state_dict()
+    assert hullo.restore(nn.Sequential(nn.Linear(3, 3), nn.ReLU()).double(), saved)[1].raw.dtype == torch.float64
 
 
 @pytest.mark.parametrize(

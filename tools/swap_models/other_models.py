@@ -25,6 +25,11 @@ def _graph(features: int = 4) -> tuple[Any, ...]:
     return some(6, features), torch.cat([edges, edges.flip(0)], 1)
 
 
+_NNUNET = {
+    "input_channels": 3, "n_stages": 3, "features_per_stage": (4, 8, 8), "conv_op": nn.Conv2d, "kernel_sizes": 3,
+    "strides": (1, 2, 2), "num_classes": 2, "n_conv_per_stage_decoder": 1, "norm_op": nn.InstanceNorm2d,
+}  # fmt: skip
+
 # the package and a name, the path of the class or a function below, its arguments, and the inputs of the model
 Entry = tuple[str, str, dict[str, Any], Callable[[], Any]]
 MODELS: list[Entry] = [
@@ -210,6 +215,63 @@ MODELS: list[Entry] = [
     ("torchrl/DuelingCnnDQNet", "torchrl.modules.DuelingCnnDQNet",
      {"out_features": 2, "cnn_kwargs": {"num_cells": [4, 4], "in_features": 3, "kernel_sizes": 3, "strides": 2},
       "mlp_kwargs": {"num_cells": 8, "in_features": 196}}, IMAGE),
+    ("openunmix/OpenUnmix", "openunmix.model.OpenUnmix",
+     {"nb_bins": 33, "nb_channels": 2, "hidden_size": 8, "nb_layers": 1}, lambda: (some(2, 2, 33, 10).abs(),)),
+    ("torchcrepe/Crepe", "torchcrepe.Crepe", {"model": "tiny"}, lambda: (some(2, 1024),)),
+    ("descript-audio-codec/DAC", "dac.model.dac.DAC",
+     {"encoder_dim": 4, "encoder_rates": [2, 2], "decoder_dim": 16, "decoder_rates": [2, 2], "n_codebooks": 2,
+      "codebook_size": 16}, lambda: (some(1, 1, 64),)),
+    ("openai-whisper/Whisper", "_whisper", {}, lambda: (some(2, 8, 20), torch.randint(0, 20, (2, 6)))),
+    ("dynamic-network-architectures/PlainConvUNet",
+     "dynamic_network_architectures.architectures.unet.PlainConvUNet",
+     _NNUNET | {"n_conv_per_stage": 1, "nonlin": nn.LeakyReLU, "nonlin_kwargs": {"inplace": True}}, IMAGE),
+    ("dynamic-network-architectures/ResidualEncoderUNet",
+     "dynamic_network_architectures.architectures.unet.ResidualEncoderUNet",
+     _NNUNET | {"n_blocks_per_stage": 1, "nonlin": nn.ReLU}, IMAGE),
+    ("pfrl/DuelingDQN", "_pfrl", {}, lambda: (some(2, 4, 84, 84),)),
+    ("FrEIA/SequenceINN", "_freia", {}, lambda: (some(5, 4),)),
+    ("glasflow/CouplingNSF", "_glasflow", {}, lambda: (some(5, 4),)),
+    ("neurodiffeq/FCNN", "neurodiffeq.networks.FCNN",
+     {"n_input_units": 2, "n_output_units": 1, "hidden_units": (8, 8)}, lambda: (some(5, 2),)),
+    ("neurodiffeq/Resnet", "neurodiffeq.networks.Resnet",
+     {"n_input_units": 2, "n_output_units": 1, "hidden_units": (8,)}, lambda: (some(5, 2),)),
+    ("torchdyn/NeuralODE", "_torchdyn", {}, lambda: (some(5, 3),)),
+    ("ncps/CfC", "ncps.torch.CfC", {"input_size": 3, "units": 8}, lambda: (some(2, 6, 3),)),
+    ("pytorch-tcn/TCN", "pytorch_tcn.TCN", {"num_inputs": 3, "num_channels": [4, 4]}, SERIES),
+    ("nbeats-pytorch/NBeatsNet", "nbeats_pytorch.model.NBeatsNet",
+     {"forecast_length": 3, "backcast_length": 10, "hidden_layer_units": 8, "thetas_dim": (4, 4),
+      "nb_blocks_per_stack": 1}, lambda: (some(4, 10),)),
+    ("pytorch-tsmixer/TSMixer", "torchtsmixer.TSMixer",
+     {"sequence_length": 24, "prediction_length": 4, "input_channels": 3, "output_channels": 3},
+     lambda: (some(2, 24, 3),)),
+    ("linformer/LinformerLM", "linformer.LinformerLM",
+     {"num_tokens": 20, "dim": 8, "seq_len": 16, "depth": 2, "heads": 2, "k": 4}, TOKENS),
+    ("nystrom-attention/Nystromformer", "nystrom_attention.Nystromformer",
+     {"dim": 8, "dim_head": 4, "heads": 2, "depth": 2, "num_landmarks": 4}, lambda: (some(2, 16, 8),)),
+    ("soft-moe-pytorch/SoftMoE", "soft_moe_pytorch.SoftMoE", {"dim": 8, "seq_len": 16, "num_experts": 4},
+     lambda: (some(2, 16, 8),)),
+    ("axial-attention/AxialImageTransformer", "axial_attention.AxialImageTransformer",
+     {"dim": 8, "depth": 2, "heads": 2, "reversible": False}, lambda: (some(1, 8, 4, 4),)),
+    ("bottleneck-transformer-pytorch/BottleStack", "bottleneck_transformer_pytorch.BottleStack",
+     {"dim": 8, "fmap_size": 8, "dim_out": 16, "heads": 2, "dim_head": 4, "num_layers": 2, "rel_pos_emb": True,
+      "activation": nn.SiLU()}, lambda: (some(2, 8, 8, 8),)),
+    ("super-image/EdsrModel", "_edsr", {}, lambda: (some(1, 3, 8, 8),)),
+    ("torchscale/RetNetDecoder", "_retnet", {}, TOKENS),
+    ("snntorch/Leaky", "_spiking", {}, lambda: (some(5, 3),)),
+    ("bayesian-torch/LinearReparameterization", "_bayesian", {}, lambda: (some(5, 3),)),
+    ("deepctr-torch/DeepFM", "_deepfm", {},
+     lambda: (torch.cat([torch.randint(0, 4, (5, 2)).float(), some(5, 1)], 1),)),
+    ("torch-rechub/MLP", "torch_rechub.basic.layers.MLP", {"input_dim": 4, "dims": [8, 8], "activation": "dice"},
+     lambda: (some(6, 4),)),
+    ("peft/LoraModel", "_lora", {}, lambda: (some(5, 4),)),
+    ("lightly/DINOProjectionHead", "lightly.models.modules.heads.DINOProjectionHead",
+     {"input_dim": 8, "hidden_dim": 8, "bottleneck_dim": 4, "output_dim": 8}, lambda: (some(4, 8),)),
+    ("iTransformer/iTransformer", "iTransformer.iTransformer",
+     {"num_variates": 3, "lookback_len": 24, "depth": 1, "dim": 8, "heads": 2, "dim_head": 4, "pred_length": 4},
+     lambda: (some(2, 24, 3),)),
+    ("pytorch-forecasting/GatedResidualNetwork",
+     "pytorch_forecasting.models.temporal_fusion_transformer.sub_modules.GatedResidualNetwork",
+     {"input_size": 4, "hidden_size": 8, "output_size": 4}, lambda: (some(5, 4),)),
 ]  # fmt: skip
 
 
@@ -447,6 +509,129 @@ def _sam_encoder() -> nn.Module:
 
     return ImageEncoderViT(img_size=32, patch_size=8, embed_dim=8, depth=2, num_heads=2, out_chans=8, use_rel_pos=True,
                            window_size=2)  # fmt: skip
+
+
+def _whisper() -> nn.Module:
+    from whisper.model import ModelDimensions, Whisper
+
+    sizes = {"n_mels": 8, "n_audio_ctx": 10, "n_audio_state": 16, "n_audio_head": 2, "n_audio_layer": 1, "n_vocab": 20,
+             "n_text_ctx": 16, "n_text_state": 16, "n_text_head": 2, "n_text_layer": 1}  # fmt: skip
+    model: Any = Whisper(ModelDimensions(**sizes))
+    nn.init.normal_(model.decoder.positional_embedding)  # it has the values that were in memory
+    return model
+
+
+def _pfrl() -> nn.Module:
+    from pfrl.q_functions import DuelingDQN
+
+    class Values(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = DuelingDQN(3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.network(x).q_values
+
+    return Values()
+
+
+def _freia() -> nn.Module:
+    from FrEIA.framework import SequenceINN
+    from FrEIA.modules import AllInOneBlock
+
+    def network(inputs: int, outputs: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(inputs, 8), nn.ReLU(), nn.Linear(8, outputs))
+
+    model = SequenceINN(4)
+    for _ in range(2):
+        model.append(AllInOneBlock, subnet_constructor=network)
+    return model
+
+
+def _glasflow() -> nn.Module:
+    from glasflow import CouplingNSF
+
+    return Likelihood(CouplingNSF(n_inputs=4, n_transforms=2, n_neurons=8, n_blocks_per_transform=1))
+
+
+def _torchdyn() -> nn.Module:
+    from torchdyn.core import NeuralODE
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            field = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 3))
+            self.solver = NeuralODE(field, solver="rk4", sensitivity="autograd")
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.solver(x, torch.linspace(0, 1, 3).to(x))[1]
+
+    return Net()
+
+
+def _edsr() -> nn.Module:
+    from super_image import EdsrConfig, EdsrModel
+
+    return EdsrModel(EdsrConfig(scale=2, n_resblocks=2, n_feats=8))
+
+
+def _retnet() -> nn.Module:
+    from torchscale.architecture.config import RetNetConfig
+    from torchscale.architecture.retnet import RetNetDecoder
+
+    config = RetNetConfig(vocab_size=20, decoder_embed_dim=8, decoder_value_embed_dim=16, decoder_ffn_embed_dim=16,
+                          decoder_layers=2, decoder_retention_heads=2)  # fmt: skip
+    return RetNetDecoder(config, embed_tokens=nn.Embedding(20, 8))
+
+
+def _spiking() -> nn.Module:
+    import snntorch
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.neurons, self.act = nn.Linear(3, 8), snntorch.Leaky(beta=0.9), nn.ReLU()
+            self.other = nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            potential, outputs = self.neurons.init_leaky(), []
+            for _ in range(3):
+                _, potential = self.neurons(self.one(x), potential)
+                outputs.append(self.other(self.act(potential)))
+            return torch.stack(outputs)
+
+    return Net()
+
+
+def _bayesian() -> nn.Module:
+    from bayesian_torch.layers import LinearReparameterization
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = LinearReparameterization(3, 8), LinearReparameterization(8, 2)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            x, divergence = self.one(x)
+            x, own = self.other(torch.nn.functional.relu(x))
+            return x, divergence + own
+
+    return Net()
+
+
+def _deepfm() -> nn.Module:
+    from deepctr_torch.inputs import DenseFeat, SparseFeat
+    from deepctr_torch.models import DeepFM
+
+    columns = [SparseFeat("a", 4, 4), SparseFeat("b", 4, 4), DenseFeat("c", 1)]
+    return DeepFM(columns, columns, dnn_hidden_units=(8, 8), task="binary")
+
+
+def _lora() -> nn.Module:
+    from peft import LoraConfig, get_peft_model
+
+    base = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2))
+    return get_peft_model(base, LoraConfig(r=2, target_modules=["0"], init_lora_weights=False))
 
 
 _imported: set[str] = set()

@@ -57,8 +57,10 @@ class Watch(TorchFunctionMode):
         super().__init__()
         self.replaced = set(replaced)  # the names of modules that are known to be activations
         self.paths: dict[int, set[str]] = {}
+        self.names: dict[int, str] = {}  # the first of each module
         for name, module in model.named_modules(remove_duplicate=False):
             self.paths.setdefault(id(module), set()).add(name)
+            self.names.setdefault(id(module), name)
         self.events: list[Event] = []
         self.hulls: Counter[str] = Counter()
         self.called: set[str] = set()  # the names of modules without children that ran
@@ -103,7 +105,7 @@ class Watch(TorchFunctionMode):
         self.running[-1][1].extend(own)
 
     def _hull(self, hull: nn.Module, x: Tensor) -> Tensor:
-        name = min(self.paths.get(id(hull), {"(not a part of the model)"}))
+        name = self.names.get(id(hull), "(not a part of the model)")
         self.hulls[name] += 1
         self.inside += 1
         try:

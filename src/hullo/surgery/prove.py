@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hullo._compat import has_values
 from hullo.modules import Hull
 from hullo.recognition.known import Reading
 from hullo.surgery.observe import Call, Observer
@@ -105,7 +106,7 @@ class Comparison:
     def modes(self) -> str:
         """Return the names of the compared modes; empty if outputs have no values, as on the meta device."""
         leaves = [item for outcome in self.expected.values() for item in outcome.outputs.values()]
-        return " and ".join(self.expected) if any(not getattr(item, "is_meta", False) for item in leaves) else ""
+        return " and ".join(self.expected) if any(map(has_values, leaves)) else ""
 
     def _run(
         self, model: nn.Module, mode: str, observer: Observer | None = None, differentiate: bool = True
@@ -186,7 +187,7 @@ def difference(actual: Leaves, expected: Leaves, common_scale: bool = False) -> 
 
 
 def _largest(item: Any) -> float:
-    if not isinstance(item, Tensor) or item.is_meta:
+    if not isinstance(item, Tensor) or not has_values(item):
         return 0.0
     return float(item[item.isfinite()].abs().max()) if item.isfinite().any() else 0.0
 
@@ -197,7 +198,7 @@ def _distance(actual: Any, expected: Any, scale: float | None = None) -> float:
         return 0.0 if same else float("inf")
     if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
         return float("inf")
-    if actual.is_meta or not actual.numel():
+    if not has_values(actual) or not actual.numel():
         return 0.0
     if not (actual.is_floating_point() or actual.is_complex()):
         return 0.0 if torch.equal(actual, expected) else float("inf")

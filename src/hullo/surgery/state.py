@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from hullo.gating import named_callers
 
@@ -36,6 +37,7 @@ class Snapshot:
         tensors: whether to copy the values of tensors, gradients and random generators, too.
     """
 
+    @_disable_current_modes()
     def __init__(self, model: nn.Module, tensors: bool = False) -> None:
         contents = _contents(model)
         held = [item for item in contents if isinstance(item, Tensor)] if tensors else []
@@ -47,6 +49,7 @@ class Snapshot:
         generators = [item for item in contents if isinstance(item, torch.Generator)] if tensors else []
         self._generators = [(item, item.get_state()) for item in generators]
 
+    @_disable_current_modes()
     @torch.no_grad()
     def restore(self) -> None:
         """Undo all changes since the snapshot."""
@@ -157,7 +160,8 @@ def run(model: nn.Module, inputs: Inputs) -> Any:
 def copied(value: Any, what: str) -> Any:
     """Return a copy of a model or of inputs.
 
-    Unlike copy.deepcopy, it shares locks and Python modules, and detaches tensors that are not leaves.
+    Unlike copy.deepcopy, it shares locks, Python modules and the modes of fake tensors, and detaches tensors that are
+    not leaves.
 
     Raises:
         TypeError: a part cannot be copied.
@@ -168,6 +172,8 @@ def copied(value: Any, what: str) -> Any:
             memo[id(item)] = item
         elif isinstance(item, Tensor) and not item.is_leaf:
             memo[id(item)] = item.detach().clone().requires_grad_(item.requires_grad)
+        elif (mode := getattr(item, "fake_mode", None)) is not None:
+            memo[id(mode)] = mode
     try:
         return copy.deepcopy(value, memo)
     except Exception as error:
