@@ -193,6 +193,18 @@ def test_gradients_are_differentiated_again(name: str) -> None:
         torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
 
 
+def test_gradients_in_halves_that_are_differentiated_are_computed_in_float32() -> None:
+    case = CASES["each channel alone"]
+    inputs = case.draw(torch.float16)
+    dy, leaves = torch.randn_like(inputs["x"]), {name: item.requires_grad_() for name, item in inputs.items()}
+    wide = {name: item.detach().double() for name, item in inputs.items()}
+    expected = passes(case, wide, dy, fused=False)
+    found = torch.autograd.grad(case.fused(**leaves), list(leaves.values()), dy, create_graph=True)
+    for name, item in zip(leaves, found, strict=True):
+        exact = expected[f"d{name}"]
+        assert (item.double() - exact).norm() <= (2.0**-10 if name == "x" else 1e-5) * exact.norm(), name
+
+
 def test_the_result_has_the_dtype_that_is_asked_for() -> None:
     case = CASES["a layer of a u-net"]
     x, scale, shift, rows, bias = (tensor.requires_grad_() for tensor in case.draw(torch.float16).values())
