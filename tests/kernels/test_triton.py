@@ -249,6 +249,11 @@ def test_tiles_cover_every_element_once(
     assert tiling.constants["ONE_TILE"] == (splits == tiles)
 
 
+def test_offsets_have_64_bits_where_32_do_not_hold_them() -> None:
+    flags = [kernels.tile(*sizes, None, 2048, None).constants["BIG"] for sizes in ((1, 1, 2**30), (8, 4, 2**26))]
+    assert flags == [False, True]
+
+
 gpu = pytest.mark.gpu
 
 
