@@ -73,6 +73,16 @@ def test_gradients_can_be_differentiated() -> None:
         assert torch.equal(got.double(), want.to(HALF).double())
 
 
+@pytest.mark.parametrize("frozen", [0, 1], ids=["x", "weight"])
+def test_one_factor_has_its_gradient_without_the_other(frozen: int) -> None:
+    factors = [draw(2, 16, 18), draw(2, 18, 20)]
+    dy = torch.randint(-4, 5, (2, 16, 20)).to(factors[0])
+    expected = torch.autograd.grad(Product.apply(*factors), factors, dy)
+    factors[frozen] = factors[frozen].detach()
+    (found,) = torch.autograd.grad(Product.apply(*factors), factors[1 - frozen], dy)
+    assert torch.equal(found, expected[1 - frozen])
+
+
 def test_without_a_gpu_products_are_plain() -> None:
     x, weight = torch.randn(3, 4, 5), torch.randn(3, 5, 6)
     assert torch.equal(multiply_weights(x, weight), torch.bmm(x, weight))
