@@ -104,10 +104,10 @@ def test_weights_of_a_shared_hull_are_rejected_by_separate_ones(tmp_path):
 
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "bfloat16"])
 def test_half_precision_computes_in_float32_and_keeps_float32_coefficients(policy):
-    half = policy.removeprefix("mixed_")
-    layer = hullo.keras.AffineHull(PAPER, init=[3.0, -1.0, -1.0], dtype=policy)
+    half, start = policy.removeprefix("mixed_"), [3.1, -1.4, -0.7]  # not representable in halves
+    layer = hullo.keras.AffineHull(PAPER, init=start, dtype=policy)
     x = keras.ops.cast(sample((8, 4))[0], half)
-    wide = hullo.keras.AffineHull(PAPER, init=[3.0, -1.0, -1.0])(keras.ops.cast(x, "float32"))
+    wide = hullo.keras.AffineHull(PAPER, init=start)(keras.ops.cast(x, "float32"))
     y = layer(x)
     assert layer.raw.dtype == "float32"
     assert keras.backend.standardize_dtype(y.dtype) == half

@@ -214,7 +214,10 @@ def test_second_derivatives_in_every_layout(layout: str) -> None:
     shape, groups, channel_dim, memory = LAYOUTS[layout]
     spec = CombineSpec(TRIO, get_parametrization("given"), channel_dim)
     x, gradient, c = random_case(shape, groups, 3, memory)
-    v, w = torch.randn(shape, device=DEVICE), torch.randn_like(c)  # not laid out as x is
+    v, w = (
+        torch.randn(shape, device=DEVICE),
+        torch.randn(*c.shape, 2, device=DEVICE)[..., 0],
+    )  # not laid out as x, c are
     inputs = [t.double().requires_grad_() for t in (gradient, x, c)]
     expected = torch.autograd.grad(reference.backward(*inputs, spec), inputs, (v.double(), w.double()))
     for tensor, wanted in zip(kernels.second(v, w, gradient, x, c, spec), expected, strict=True):
