@@ -22,7 +22,7 @@ import hullo
 from hullo.lab import compare
 from hullo.lab.comparison import Result, engine, work
 from hullo.lab.comparison.budget import OutOfTime
-from hullo.lab.comparison.candidates import prepare, seeded
+from hullo.lab.comparison.candidates import Candidate, prepare, seeded
 from hullo.lab.comparison.data import read_data
 from hullo.lab.comparison.decision import FRESH, UNDECIDED, Arm
 from hullo.lab.comparison.task import make_task, spell_number
@@ -392,6 +392,53 @@ def test_seeds_fix_weights_and_order_and_one_by_one_is_as_in_a_population() -> N
     assert (together[:, 0] - together[:, 3]).abs().max() < 0.05  # it starts as the ReLU
     for k, name in ((0, "own"), (3, hull)):
         torch.testing.assert_close(curves([name], [0], group=None)[:, 0], together[:, k], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("group", [0, None])
+def test_a_run_is_what_a_plain_loop_trains(optimizer: str, group: int | None) -> None:
+    data = read_data((X, LABELS), None, None)
+    assert data.first is not None
+    candidate, task = Candidate("own", "as it is", seeded(mlp, X), group=group), make_task(LABELS, None, None)
+    setup = Setup("mlp", data, [], {"own": candidate}, task, X[:8], None, 32, optimizer, 0.5, "float32")
+    trial = Trial([Arm("own", 0.03, 3)], setup, epochs=2)
+    network, orders = candidate.make(3), []
+    groups = [
+        {"params": [p for p in network.parameters() if p.dim() > 1], "weight_decay": 0.5},
+        {"params": [p for p in network.parameters() if p.dim() == 1], "weight_decay": 0.0},
+    ]
+    make: Any = {"adamw": torch.optim.AdamW, "sgd": functools.partial(torch.optim.SGD, momentum=0.9)}[optimizer]
+    plain = make(groups, lr=0.03)
+    updates = 2 * math.ceil(data.count / 32)
+    schedule = torch.optim.lr_scheduler.LambdaLR(plain, lambda done: (1 + math.cos(math.pi * done / updates)) / 2)
+    for epoch in range(2):
+        for _, (order,) in data.batches(torch.tensor([3]), epoch, 32, 0, SINGLE_PROCESS):
+            x, y = data.parts["train"]
+            plain.zero_grad()
+            F.cross_entropy(network(x[order[0]]), y[order[0]]).backward()
+            plain.step()
+            schedule.step()
+            orders.append(order[0])
+    for _ in trial.advance():
+        pass
+    for one, two in zip(trial.population[0].parameters(), network.parameters(), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
+    first, second = torch.cat(orders).chunk(2)
+    assert sorted(first.tolist()) == sorted(second.tolist()) == list(range(data.count))
+    assert not first.equal(second)
+
+
+def test_mixed_precision_rounds_products() -> None:
+    data = read_data((X, LABELS), None, None)
+    candidate, task = Candidate("own", "as it is", seeded(mlp, X)), make_task(LABELS, None, None)
+    losses = []
+    for precision in ("float32", "bfloat16"):
+        setup = Setup("mlp", data, [], {"own": candidate}, task, X[:8], None, 32, "adamw", 0.0, precision)
+        trial = Trial([Arm("own", 0.03, 0)], setup, epochs=1)
+        for _ in trial.advance():
+            pass
+        losses.append(trial.curves["train_loss"].item())
+    assert 1e-6 < abs(losses[0] - losses[1]) < 0.02
 
 
 def test_the_interval_over_examples_adds_both_variances(tmp_path: Path) -> None:

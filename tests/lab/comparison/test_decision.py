@@ -115,13 +115,14 @@ def test_all_candidates_get_the_same_trials_and_confirmation_gets_fresh_seeds() 
     assert chosen_on.isdisjoint(arm.seed for arm in simulation.trained)
 
 
-def test_the_grid_grows_for_all_if_the_best_rate_is_at_its_end() -> None:
+@pytest.mark.parametrize(("best", "grid"), [(10.0, [0.1, 1.0, 10.0, 100.0]), (0.01, [0.001, 0.01, 0.1, 1.0])])
+def test_the_grid_grows_for_all_if_the_best_rate_is_at_its_end(best: float, grid: list[float]) -> None:
     def train(arms: Sequence[Arm], words: str) -> dict[Arm, Score]:
-        return {arm: Score(-abs(math.log10(arm.lr) - 1), 0.0) for arm in arms}
+        return {arm: Score(-abs(math.log10(arm.lr / best)), 0.0) for arm in arms}
 
     choice = choose(("own", "relu"), (0.1, 1.0), train)
-    assert choice.grid == [0.1, 1.0, 10.0, 100.0]
-    assert choice.rates == {"own": 10.0, "relu": 10.0}
+    assert choice.grid == grid
+    assert choice.rates == {"own": best, "relu": best}
     assert not any(map(choice.is_at_edge, choice.rates))
 
 

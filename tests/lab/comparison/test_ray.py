@@ -19,6 +19,7 @@ from torch import nn
 from hullo.lab import compare
 from hullo.lab.comparison.budget import Plan
 from hullo.lab.comparison.work import RayWorkers
+from hullo.lab.errors import RunError
 from hullo.lab.networks import OwnNetwork
 from hullo.lab.run.cluster import connect
 from hullo.lab.signals import stop_request
@@ -51,6 +52,10 @@ def fill_memory(setup: Any, number: int) -> None:
     raise torch.OutOfMemoryError(f"no memory for {number}")
 
 
+def refuse(setup: Any, number: int) -> None:
+    raise ValueError(f"{number} is refused")
+
+
 def be_killed_once(setup: Any, path: Path) -> str:
     if not path.exists():
         path.touch()
@@ -70,6 +75,8 @@ def test_tasks_return_raise_restart_and_stop(tmp_path: Path) -> None:
         assert sorted(workers.map(double, setup, [1, 2, 3], show=print)) == [2, 4, 6]
         with pytest.raises(torch.OutOfMemoryError, match="for 7"):
             list(workers.map(fill_memory, setup, [7]))
+        with pytest.raises(RunError, match="on the cluster: 8 is refused"):
+            list(workers.map(refuse, setup, [8]))
         assert list(workers.map(be_killed_once, setup, [tmp_path / "killed"])) == ["done"]
         started = time.monotonic()
         with pytest.raises(KeyboardInterrupt), stop_request() as stop:  # noqa: PT012

@@ -19,6 +19,7 @@ from hullo.lab.comparison.budget import StepCost, measure_costs, now
 from hullo.lab.comparison.decision import FRESH, Arm
 from hullo.lab.comparison.store import score_of
 from hullo.lab.comparison.trial import Setup, Trial
+from hullo.lab.errors import RunError
 from hullo.lab.run.cluster import RETRIES, import_ray
 from hullo.lab.run.local import build_record
 from hullo.lab.run.weights import MORE, ChosenEpochs
@@ -79,8 +80,11 @@ class RayWorkers:
                 check_stop()
                 for task in finished:
                     yield self.ray.get(task)
-        except self.ray.exceptions.RayTaskError as error:
-            raise error.cause from None  # what the task raised
+        except self.ray.exceptions.RayError as error:
+            cause = getattr(error, "cause", None)  # what the task raised; None if Ray gave up
+            if cause is None or isinstance(cause, ValueError):
+                raise RunError(f"on the cluster: {str(cause or error).splitlines()[0]}") from None
+            raise cause from None
         finally:
             for task in running:
                 self.ray.cancel(task, force=True)
