@@ -21,11 +21,11 @@ from torch.utils.data import DataLoader, TensorDataset
 import hullo
 from hullo.lab import compare
 from hullo.lab.comparison import Result, engine, work
-from hullo.lab.comparison.budget import OutOfTime
+from hullo.lab.comparison.budget import Clock, OutOfTime, Plan, make_plan
 from hullo.lab.comparison.candidates import Candidate, prepare, seeded
 from hullo.lab.comparison.data import read_data
 from hullo.lab.comparison.decision import FRESH, UNDECIDED, Arm
-from hullo.lab.comparison.task import make_task, spell_number
+from hullo.lab.comparison.task import make_task
 from hullo.lab.comparison.trial import Setup, Trial
 from hullo.lab.distributed import SINGLE_PROCESS
 from hullo.lab.spec.records import Records
@@ -72,7 +72,7 @@ class Tokens(nn.Module):
 
 
 def test_classification_has_a_table_a_finding_records_and_a_network(tmp_path: Path) -> None:
-    result = compare(mlp, (X, LABELS), output=tmp_path, **FAST)
+    result = compare(mlp, (X, LABELS), output=tmp_path, **FAST | {"lr": [3e-3, 1e-2, 3e-2]})
     assert {row.candidate for row in result.rows} == {"as it is", "tanh", "hull"}
     assert result.verdict is not None
     assert result.verdict.pairs == 3
@@ -81,6 +81,9 @@ def test_classification_has_a_table_a_finding_records_and_a_network(tmp_path: Pa
     assert not result.best.training
     records = Records(result.folder / "records.jsonl").read()
     assert {record.spec.conditions["lr"] for record in records} == {"tuned"}
+    at_their_rates = [arm for arm in result.store.records if arm.lr == result.choice.rates[arm.candidate]]
+    assert len(records) == len(at_their_rates) < len(result.store.records)
+    assert type(result.network_of("tanh")[1]) is nn.Tanh  # type: ignore[index]
     result.to_csv(tmp_path / "rows.csv")
     head, *lines = (tmp_path / "rows.csv").read_text().splitlines()
     assert head.startswith("candidate,lr,role,validation")
@@ -230,10 +233,20 @@ def test_functions_of_the_same_name_are_told_apart(tmp_path: Path, monkeypatch: 
     functions = (lambda x, y: (x.argmax(1) == y).double().mean(), lambda x, y: (x.argmax(1) > y).double().mean())
     losses = [functools.partial(named, reduction="none") for named in (F.cross_entropy, F.multi_margin_loss)]
     hulls = (lambda channels: hullo.AffineHull("relu", "sin"), lambda channels: hullo.AffineHull("relu", "tanh"))
-    folders = [folder(metric=metric) for metric in functions] + [folder(metric=functions[0], higher_is_better=False)]
+
+    def rezero(scale: float) -> nn.Sequential:
+        """Return a network whose outputs are 0 until it is trained."""
+        network: Any = mlp()
+        network[2].requires_grad_(False).weight.zero_()
+        network[0].requires_grad_(False).weight.mul_(scale)
+        return network.requires_grad_(True)
+
+    networks = [functools.partial(rezero, scale) for scale in (1.0, 2.0)]
+    folders = [folder(network=network) for network in networks]
+    folders += [folder(metric=metric) for metric in functions] + [folder(metric=functions[0], higher_is_better=False)]
     folders += [folder(loss=loss) for loss in losses] + [folder(candidates=[hull]) for hull in hulls]
     assert len(set(folders)) == len(folders)
-    assert folder(metric=functions[1]) == folders[1]
+    assert folder(metric=functions[1]) == folders[3]
     both: Any = compare(mlp, (X, LABELS), output=tmp_path, **FAST | {"candidates": hulls})
     assert list(both.setup.candidates) == ["own", "own:lambda", "own:lambda_2"]
 
@@ -441,18 +454,51 @@ def test_mixed_precision_rounds_products() -> None:
     assert 1e-6 < abs(losses[0] - losses[1]) < 0.02
 
 
-def test_the_interval_over_examples_adds_both_variances(tmp_path: Path) -> None:
-    result = compare(mlp, (X, LABELS), output=tmp_path, **FAST | {"candidates": ["tanh"], "epochs": 4})
+@pytest.mark.parametrize("is_regression", [False, True])
+def test_the_interval_over_examples_adds_both_variances(is_regression: bool, tmp_path: Path) -> None:
+    network, targets = (functools.partial(mlp, 1), NUMBERS) if is_regression else (mlp, LABELS)
+    result = compare(network, (X, targets), output=tmp_path, **FAST | {"candidates": ["tanh"], "epochs": 4})
     found = result.verdict
     assert found is not None
     arms = result.choice.confirmation(found.pairs)
     scores = torch.stack([result.store.load_examples(arm) for arm in arms])  # type: ignore[misc]
-    for arm, own in zip(arms, scores, strict=True):
-        assert own.mean() == pytest.approx(result.store.score(arm).test, abs=0.01)
+    means = scores.mean(1)
+    for arm, mean in zip(arms, means.tolist(), strict=True):
+        expected = -math.sqrt(mean) if is_regression else mean
+        assert result.store.score(arm).test == pytest.approx(expected, abs=0.01)
+    if is_regression:  # the derivative of the root
+        scores /= 2 * means.sqrt()[:, None]
     variances = found.deviation**2 / found.pairs, float((scores[::2] - scores[1::2]).mean(0).var()) / scores.shape[1]
     half = found.half * math.sqrt(sum(variances) / variances[0]) if variances[0] else 0.0
-    expected = f"± {spell_number(half)} points over seeds and test examples"
-    assert (expected in result.finding) == (variances[0] > 0)
+    expected_words = f"± {result.task.spell(half)} over seeds and test examples"
+    assert (expected_words in result.finding) == (variances[0] > 0)
+
+
+def test_errors_have_the_units_of_the_targets() -> None:
+    outputs, targets = torch.tensor([[1.0], [2.0], [4.0]]), torch.tensor([[0.0], [4.0], [4.0]])
+    for name, expected in (("mae", 7 * 1.0), ("rmse", 7 * math.sqrt(5 / 3)), ("loss", 5 / 3)):
+        task = make_task(targets, "mse", name, scale=7.0)
+        assert task.finish(float(task.score(outputs, targets, task.losses(outputs, targets)).mean())) == pytest.approx(
+            expected
+        )
+
+
+def test_coefficients_of_hulls_have_ten_times_the_rate_and_slopes_of_prelu_that_of_weights() -> None:
+    names = ["prelu", "tanh", "convex(identity,relu)", "hull", lambda channels: hullo.AffineHull("relu", "sin")]
+    found, _ = prepare(seeded(mlp, X), names, X, lambda population: None)
+    assert [item.scale for item in found] == [1.0, 1.0, 1.0, 10.0, 10.0, 10.0]
+
+
+def test_with_too_little_time_for_the_grid_the_middle_rate_is_planned_and_fewer_epochs() -> None:
+    measured = Plan((0.1, 0.01, 0.001), members=8, each=0.2)
+    assert make_plan(Clock(600), measured, 7, epochs=None).rates == (0.1, 0.01, 0.001)
+    plan = make_plan(Clock(15), measured, 7, epochs=None)
+    assert plan.rates in ((0.01,), measured.rates)
+    assert 1 <= plan.epochs < 20
+    short = make_plan(Clock(600), measured, 7, epochs=60)
+    assert (short.rates, short.epochs) == ((0.01,), 60)
+    with pytest.raises(ValueError, match="in all"):
+        make_plan(Clock(600), measured, 7, epochs=600)
 
 
 def test_runs_that_diverge_are_counted_and_do_not_stop_others(tmp_path: Path) -> None:
