@@ -25,6 +25,7 @@ from hullo.lab.comparison.budget import Clock, OutOfTime, Plan, make_plan
 from hullo.lab.comparison.candidates import Candidate, prepare, seeded
 from hullo.lab.comparison.data import read_data
 from hullo.lab.comparison.decision import FRESH, UNDECIDED, Arm
+from hullo.lab.comparison.store import score_of
 from hullo.lab.comparison.task import make_task
 from hullo.lab.comparison.trial import Setup, Trial
 from hullo.lab.distributed import SINGLE_PROCESS
@@ -374,7 +375,7 @@ def test_the_network_of_a_candidate_is_the_best_of_its_runs_after_its_best_epoch
         error = F.mse_loss(result.network_of(label)(x), y).sqrt().item()
         assert error == pytest.approx(least, rel=1e-4)
     for run in Records(result.folder / "trials.jsonl").read():
-        score = result.store.score_of(run)
+        score = score_of(run, -1.0)
         assert score.val == -min(run.val_metric)
         assert score.test == -run.test_metric[run.val_metric.index(min(run.val_metric))]
 

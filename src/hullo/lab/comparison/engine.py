@@ -29,7 +29,7 @@ from hullo.lab.comparison.budget import (
 )
 from hullo.lab.comparison.decision import FRESH, MAX_PAIRS, ORIGINAL, UNDECIDED, Arm, Choice, Pairs, Score, Verdict
 from hullo.lab.comparison.result import Result
-from hullo.lab.comparison.store import Store
+from hullo.lab.comparison.store import Store, score_of
 from hullo.lab.comparison.trial import Setup, Trial
 from hullo.lab.comparison.work import Trained, Workers
 from hullo.lab.progress import Progress
@@ -246,7 +246,7 @@ class Engine:
         store = self.store
         for arm, state in trained.weights.items():
             others = [score.val for other, score in store.scores().items() if other.candidate == arm.candidate]
-            if store.score_of(trained.records[arm]).val >= max(filter(math.isfinite, others), default=-math.inf):
+            if score_of(trained.records[arm], store.sign).val >= max(filter(math.isfinite, others), default=-math.inf):
                 store.save_weights(self.setup.candidates[arm.candidate].label, state)
         for arm, scores in trained.examples.items():
             store.save_examples(trained.records[arm], scores)

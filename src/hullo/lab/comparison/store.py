@@ -63,10 +63,7 @@ class Store:
 
     def score(self, arm: Arm) -> Score:
         """Return the score of a run."""
-        return self.score_of(self.records[arm])
-
-    def score_of(self, record: Record) -> Score:
-        return score_of(record, self.sign)
+        return score_of(self.records[arm], self.sign)
 
     def scores(self) -> dict[Arm, Score]:
         """Return the scores of all runs."""

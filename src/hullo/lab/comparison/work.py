@@ -24,7 +24,7 @@ from hullo.lab.run.cluster import RETRIES, import_ray
 from hullo.lab.run.local import build_record
 from hullo.lab.run.weights import MORE, ChosenEpochs
 from hullo.lab.signals import check_stop
-from hullo.lab.spec.environment import choose_device, device_name, environment
+from hullo.lab.spec.environment import Environment, choose_device, device_name, environment
 from hullo.lab.spec.records import ACCURACY, Record, round_number
 from hullo.lab.spec.run_spec import Spec
 
@@ -121,7 +121,8 @@ def train(
                 chosen.update(trial, **({} if trial.examples is None else {"examples": trial.examples}))
             show(trial)
         chosen.load_into(trial.population)
-    records = {arm: _to_record(setup, trial, k) for k, arm in enumerate(arms)}
+    machine = environment(device_name(setup.data.device))
+    records = {arm: _to_record(setup, trial, k, machine) for k, arm in enumerate(arms)}
     scores = {arm: score_of(record, setup.task.sign).val for arm, record in records.items()}
     best = {arm.candidate: arm for arm in sorted(arms, key=lambda arm: scores[arm]) if math.isfinite(scores[arm])}
     fresh = [k for k, arm in enumerate(arms) if arm.seed >= FRESH and trial.examples is not None]
@@ -145,7 +146,7 @@ def _state(trial: Trial, k: int) -> dict[str, Tensor]:
     return {name: value.detach().cpu() for name, value in state.items() if isinstance(value, Tensor)}
 
 
-def _to_record(setup: Setup, trial: Trial, k: int) -> Record:
+def _to_record(setup: Setup, trial: Trial, k: int, machine: Environment) -> Record:
     arm, task = trial.arms[k], setup.task
     kind = "accuracy" if task.name == ACCURACY else "metric"
     compared: dict[str, Any] = {"test_accuracy": []}
@@ -156,7 +157,6 @@ def _to_record(setup: Setup, trial: Trial, k: int) -> Record:
     words = f"batch_size={setup.batch_size} lr={arm.lr:g} optimizer={setup.optimizer}"
     spec = Spec(setup.network, setup.data.name, arm.candidate, seed=arm.seed, epochs=trial.epochs, settings=words)
     learned = trial.learned(k, setup.candidates[arm.candidate])
-    machine = environment(device_name(setup.data.device))
     return build_record(trial, k, spec, learned, machine, **compared)
 
 
