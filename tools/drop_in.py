@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import hullo
 from hullo.lab.spec.environment import environment
+from hullo.surgery.write import written
 
 sys.path.insert(0, str(Path(__file__).parent / "swap_models"))
 import timm_models
@@ -81,18 +82,14 @@ def load(build: Build, case: Case, folder: Path) -> None:
     if case.library == "transformers":
         from safetensors.torch import load_file
 
-        loaded = _plain_class(build.model).from_pretrained(folder)
+        plain: Any = written(build.model)[0]
+        loaded = plain.from_pretrained(folder)
         hullo.restore(loaded, load_file(folder / "model.safetensors"))
     else:
         saved = torch.load(folder / "model.pt", weights_only=True)
         loaded = hullo.restore(case.build(), saved)
         loaded.load_state_dict(saved)
     expect_same(build.outputs("eval", loaded), build.outputs("eval"))
-
-
-def _plain_class(model: nn.Module) -> Any:
-    """Return the class of a model before the swap; rewritten code is in a derived class."""
-    return next(cls for cls in type(model).__mro__ if "_hullo_written" not in vars(cls) and cls.__name__ != "Rewritten")
 
 
 def fold(build: Build, case: Case, folder: Path) -> None:
