@@ -253,6 +253,15 @@ def test_records_are_found_in_files_and_at_any_depth_of_directories_once_each(fo
     assert read_records([folder / "a"]) == make_records(REACHED)
 
 
+def test_of_an_error_the_smallest_is_the_best() -> None:
+    made = make_records({"relu": [3.0, 5.0], "tanh": [2.0, 4.0], "gelu": [9.0, 9.0]})
+    lower = {"metric": "rmse", "lower_is_better": True, "test_accuracy": []}
+    (one,) = experiments(replace(record, **lower, test_metric=record.test_accuracy) for record in made)
+    assert [row for row, cell in one.cells.items() if cell.best] == ["tanh"]
+    assert one.scores["tanh"] == {0: -2.0, 1: -4.0}
+    assert one.cells["tanh"].over_reference == Interval.of([-1.0, -1.0])
+
+
 def test_two_different_records_of_one_run_are_refused(folder: Path) -> None:
     Records(folder / "c" / "records.jsonl").add(make_records({"relu": [50.0, 51.0]}))
     with pytest.raises(

@@ -51,6 +51,23 @@ def test_readings_are_what_they_say(curves: tuple[list[float], list[float]], dat
     assert read_epoch(record, LAST, epochs) == read_epoch(record, LAST10, epochs) == epochs
 
 
+@given(CURVES)
+def test_of_an_error_the_lowest_is_chosen(curves: tuple[list[float], list[float]]) -> None:
+    tested, held_out = curves
+    record = make_record("relu", tested, held_out=held_out)
+    record = replace(
+        record,
+        metric="rmse",
+        lower_is_better=True,
+        test_accuracy=[],
+        val_accuracy=[],
+        test_metric=tested,
+        val_metric=held_out,
+    )
+    assert read_accuracy(record, BEST, len(tested)) == min(tested)
+    assert read_epoch(record, CHOSEN, len(tested)) == 1 + held_out.index(min(held_out))
+
+
 def test_an_epoch_from_the_divergence_on_is_never_chosen() -> None:
     record = make_record("relu", [50.0, 60.0, 99.0, 10.0], held_out=[5.0, 4.0, 9.0, 1.0], ended="diverged in epoch 3")
     read = [(read_epoch(record, r, 4), read_accuracy(record, r, 4)) for r in (LAST, CHOSEN, BEST)]

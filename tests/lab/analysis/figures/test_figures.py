@@ -10,12 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from click.testing import Result
 from matplotlib.image import imread
 from runs_to_draw import learned, run
 from typer.testing import CliRunner
 
+from hullo.lab.analysis.figures.style import darken
 from hullo.lab.cli import app
 from hullo.lab.spec.records import Record, Records
 from hullo.lab.spec.run_spec import Spec
@@ -149,10 +151,17 @@ def test_layers_are_named_and_dark_images_are_dark(records: Path, tmp_path: Path
     plain, dark = (imread(tmp_path / f"{name}{end}.png") for end in ("", "-dark"))
     assert plain.shape == dark.shape
     assert plain[0, 0].tolist() == [1, 1, 1, 1]
-    assert dark[0, 0, :3].max() < 0.1
+    assert (255 * dark[0, 0, :3]).round().tolist() == [13, 17, 23]  # the ground of dark pages on GitHub
     ink = plain[..., :3].max(-1) < 0.05
     assert ink.any()
     assert dark[ink][:, :3].min() > 0.9
+
+
+@pytest.mark.parametrize("channel", [0, 1, 2])
+def test_hues_stay_in_dark_images(channel: int) -> None:
+    color = np.full((1, 1, 3), 0.2)
+    color[..., channel] = 0.9
+    assert darken(color).argmax() == channel
 
 
 def test_columns_without_the_chosen_rows_are_left_out(records: Path, tmp_path: Path) -> None:
