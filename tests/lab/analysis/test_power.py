@@ -50,22 +50,24 @@ def test_the_power_against_a_known_number_is_how_often_it_lies_outside_of_simula
     assert t_power(1.7, MOST_SEEDS, error="next") < 0.01
 
 
-@given(st.floats(0.05, 5.0), st.floats(0.1, 3.0))
-def test_the_needed_number_of_seeds_is_the_least_that_is_enough(difference: float, deviation: float) -> None:
-    needed = seeds_needed(difference, deviation)
+@given(st.floats(0.05, 5.0), st.floats(0.1, 3.0), st.sampled_from([0.05, 0.01, 0.05 / 40]))
+def test_the_needed_number_of_seeds_is_the_least_that_is_enough(
+    difference: float, deviation: float, alpha: float
+) -> None:
+    needed = seeds_needed(difference, deviation, alpha)
     effect = difference / deviation
     if needed is None:
-        assert t_power(effect, MOST_SEEDS) < POWER
+        assert t_power(effect, MOST_SEEDS, alpha) < POWER
     else:
-        assert t_power(effect, needed) >= POWER
-        assert needed == 2 or t_power(effect, needed - 1) < POWER
-        assert seeds_needed(-difference, deviation) == needed
+        assert t_power(effect, needed, alpha) >= POWER
+        assert needed == 2 or t_power(effect, needed - 1, alpha) < POWER
+        assert seeds_needed(-difference, deviation, alpha) == needed
 
 
-@given(st.integers(2, 40), st.floats(0.1, 5.0))
-def test_the_detectable_difference_is_found_with_the_wanted_power(seeds: int, deviation: float) -> None:
-    difference = detectable_difference(deviation, seeds)
-    assert t_power(difference / deviation, seeds) == pytest.approx(POWER, abs=1e-6)
+@given(st.integers(2, 40), st.floats(0.1, 5.0), st.sampled_from([0.05, 0.01]))
+def test_the_detectable_difference_is_found_with_the_wanted_power(seeds: int, deviation: float, alpha: float) -> None:
+    difference = detectable_difference(deviation, seeds, alpha)
+    assert t_power(difference / deviation, seeds, alpha) == pytest.approx(POWER, abs=1e-6)
 
 
 def test_differences_that_nothing_can_show_need_no_finite_number_of_seeds() -> None:

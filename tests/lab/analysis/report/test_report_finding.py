@@ -138,6 +138,16 @@ def test_each_activation_is_at_the_setting_that_is_best_on_validation_data(tmp_p
     assert "Setting: optimizer rmsprop, lr 0.01." in found_by["none"]
 
 
+def test_seeds_that_confirm_choose_no_setting(tmp_path: Path) -> None:
+    reached = runs(COLUMNS[3], {"relu": [70, 71, 72, 73], HULL: [80, 80.1, 80.5, 80.6]})
+    slow = with_setting(reached, 70.0, val_size=100, lr=0.01)
+    fast = [  # worse on the seed that chooses, and better on all others
+        replace(record, val_accuracy=[60.0 if record.spec.seed == 0 else 99.0] * 2)
+        for record in with_setting(reached, 99.0, val_size=100, lr=0.001)
+    ]
+    assert found(tmp_path, slow, fast)["finding"].endswith("Setting: optimizer rmsprop, lr 0.01.")
+
+
 def test_a_setting_without_seeds_to_confirm_on_is_not_chosen(tmp_path: Path) -> None:
     main = with_setting(runs(COLUMNS[3], {"relu": [70, 71, 72], HULL: [74, 75, 77]}), 70.0, val_size=100, lr=0.01)
     tried = with_setting(runs(COLUMNS[3], {"relu": [90]}), 90.0, val_size=100, lr=0.1)
@@ -198,6 +208,28 @@ def test_the_experiment_with_most_seeds_and_runs_is_the_main_one_and_studies_say
         ("9 epochs",): True,
     }
     assert {column["title"] for column in columns} == {"KerasNet on CIFAR-10"}
+
+
+def test_whole_data_and_default_settings_represent_a_column(tmp_path: Path) -> None:
+    few = {"relu": [70.0, 71.0, 72.0], HULL: [84.0, 87.0, 84.0]}
+    more = few | {"tanh": [70.0, 71.0, 72.0]}
+    part = [replace(record, images=[1200, 50]) for record in with_setting(runs(COLUMNS[0], more), None, lr=0.1)]
+    usual = runs(COLUMNS[0], few)
+    unusual = with_setting(usual, None, batch_size=128)
+    columns = found(tmp_path, unusual, part, usual)["columns"]
+    main = [set(column["settings"]) for column in columns if not column["study"]]
+    assert main == [set()]
+    assert [run["spec"]["batch_size"] for column in columns if not column["study"] for run in column["runs"]] == [
+        32
+    ] * 6
+    assert [column["study"] for column in columns].count(True) == 2
+
+
+def test_an_experiment_with_one_seed_to_confirm_on_is_not_counted(tmp_path: Path) -> None:
+    clear = {"relu": [70, 71, 72, 71.5], "tanh": [60, 61, 62, 61.5], HULL: [84, 85, 87, 84]}
+    one_left = {"relu": [70, 71], "tanh": [60, 61], HULL: [84, 87]}
+    columns = [runs(COLUMNS[3], clear), runs(COLUMNS[0], clear), runs(COLUMNS[1], one_left)]
+    assert "2 of 2 experiments" in found(tmp_path, *columns)["finding"]
 
 
 def test_own_networks_of_the_same_name_stay_apart() -> None:
