@@ -195,7 +195,7 @@ class _Session:
 
 
 _CONTRACT = (
-    "forward may compute with inputs, parameters and buffers, change buffers, and draw random numbers by torch; let "
+    "forward may compute with inputs, parameters and buffers, change buffers, and draw random numbers from torch; let "
     "what it keeps be a buffer, and what it reads elsewhere an input"
 )
 _DERIVATIVES = (

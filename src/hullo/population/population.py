@@ -52,7 +52,7 @@ class Population(nn.Module):
     members in the first dimension.
 
     The contract: a member's forward computes outputs from inputs, parameters and buffers. It may change buffers. It
-    draws random numbers by torch. :meth:`check` finds out whether members keep it.
+    draws random numbers from torch. :meth:`check` finds out whether members keep it.
 
     Args:
         members: networks of one architecture, which are copied; or a function without arguments that returns one.

@@ -70,7 +70,7 @@ def prepare(
 ) -> tuple[list[Candidate], list[str]]:
     """Return the candidates, the network as it is first, and notes on those that are left out or trained apart.
 
-    Candidates that cannot be applied, and those that the network has already, are left out.
+    Candidates that cannot be applied, and those that the network already uses, are left out.
     """
     original = Candidate(ORIGINAL, AS_IT_IS, make)
     network = original.build(0, example)
@@ -98,7 +98,7 @@ def prepare(
             notes.append(f"{candidate.label} is left out: {' '.join(str(error).split())}")
             continue
         if _count(built) == _count(network) and _agree(built, network, example):
-            notes.append(f"{candidate.label} is left out: the network has it already")
+            notes.append(f"{candidate.label} is left out: the network already uses it")
         else:
             found.setdefault(candidate.name, replace(candidate, structure=str(built)))
     if len(found) == 1:
