@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import site
 import subprocess
 import sys
 import tarfile
+import tomllib
 import venv
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -83,6 +87,33 @@ def test_wheel_contains_every_file_of_the_package(built: Path) -> None:
     if tracked.returncode:
         pytest.skip("not a git checkout")
     assert packed >= {name.removeprefix("src/") for name in tracked.stdout.split()}
+
+
+def imported(files: Iterable[Path]) -> set[str]:
+    """Return the packages that files import, outside of the standard library and this package."""
+    found: set[str] = set()
+    for path in files:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                found.add(node.module.partition(".")[0])
+    return found - sys.stdlib_module_names - {"hullo", "triton"}  # Triton comes with PyTorch for GPUs
+
+
+def test_what_is_imported_is_declared() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    needed = {
+        extra: {re.split(r"[\[<>=]", text)[0].replace("pillow", "PIL") for text in requirements}
+        for extra, requirements in {"core": project["dependencies"], **extras}.items()
+    }
+    source = ROOT / "src" / "hullo"
+    lab, keras = (set((source / room).rglob("*.py")) for room in ("lab", "keras"))
+    core = set(source.rglob("*.py")) - lab - keras - {source / "surgery" / "plot.py"}
+    assert imported(core) == needed["core"] == {"torch"}
+    assert imported(lab) - {"torch"} == needed["lab"] | needed["ilsvrc"] - {"hullo"}
+    assert imported(keras) - {"torch", "numpy"} == needed["keras"]  # Keras needs NumPy
 
 
 def test_citation_has_this_version() -> None:
