@@ -25,7 +25,11 @@ from typer.testing import CliRunner
 
 import hullo
 import hullo.keras
+import hullo.lab
+import hullo.population
+from hullo import presets
 from hullo.lab.cli import app
+from hullo.population import schedules
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [*sorted(ROOT.glob("docs/**/*.md")), *(ROOT / name for name in ("README.md", "benchmarks/README.md"))]
@@ -130,7 +134,13 @@ def test_images_exist_for_light_and_dark_pages(site: Path) -> None:
 
 
 def test_every_public_name_is_documented(site: Path) -> None:
-    public = {f"{module.__name__}.{name}" for module in (hullo, hullo.keras) for name in module.__all__}
+    modules = (hullo, hullo.keras, hullo.lab, hullo.population)
+    public = {f"{module.__name__}.{name}" for module in modules for name in module.__all__}
+    for module in (presets, schedules):
+        own = (
+            item for item in vars(module).values() if inspect.isfunction(item) and item.__module__ == module.__name__
+        )
+        public |= {f"{module.__name__}.{item.__name__}" for item in own if not item.__name__.startswith("_")}
     assert public <= read(site / "api.html").anchors
 
 
