@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import html
 import importlib
 import importlib.util
 import inspect
 import itertools
+import json
 import re
 import shlex
 import shutil
@@ -130,7 +132,19 @@ def test_images_exist_for_light_and_dark_pages(site: Path) -> None:
             assert (path.parent / light).is_file()
     shown = [re.findall(r'class="(only-\w+)" src="(.*?)"', path.read_text()) for path, _ in pages(site)]
     light, dark = ({source for result in shown for kind, source in result if kind == name} for name in KINDS)
+    assert {source.replace("-dark.png", ".png") for source in dark} == light
     assert len(light) == len(dark) > 5
+
+
+def test_tutorial_shows_what_the_notebook_printed(site: Path) -> None:
+    cells = json.loads((ROOT / "examples" / "tutorial.ipynb").read_text())["cells"]
+    shown = html.unescape(re.sub(r"<[^>]+>", "", (site / "tutorial.html").read_text()))
+    outputs = [output for cell in cells for output in cell.get("outputs", ())]
+    printed = ["".join(output["text"]).strip() for output in outputs if output["output_type"] == "stream"]
+    assert len(printed) > 5
+    assert all(text in shown for text in printed)
+    images = sum("image/png" in output.get("data", ()) for output in outputs)
+    assert (site / "tutorial.html").read_text().count('src="data:image/png') == images > 2
 
 
 def test_every_public_name_is_documented(site: Path) -> None:
