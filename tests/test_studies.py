@@ -8,6 +8,7 @@ import json
 import math
 import re
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 
@@ -463,6 +464,22 @@ def test_reference_solution_of_allen_and_cahn_satisfies_the_equation(study: Modu
     xx = -torch.fft.ifft(waves.square() * torch.fft.fft(middle)).real
     assert problem.residual(middle, t, None, xx).abs().max() < 1e-3
     torch.testing.assert_close(u[0], problem.initial(places))
+
+
+def test_studies_that_write_at_the_same_time_lose_no_runs(study: ModuleType, tmp_path: Path) -> None:
+    path, start = tmp_path / "runs.jsonl", threading.Barrier(3)
+
+    def write(first):
+        opened, _ = open_study(study, path, lambda run: (1.0, 1.0, 1.0), at_once=1)
+        start.wait()
+        opened.scores([study.Run("a", 0.1, seed) for seed in range(first, first + 20)])
+
+    threads = [threading.Thread(target=write, args=(first,)) for first in (0, 20, 40)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(json.loads(line)["run"]["seed"] for line in path.read_text().splitlines()) == list(range(60))
 
 
 def test_two_processes_of_a_study_lose_no_runs(study: ModuleType, tmp_path: Path) -> None:
