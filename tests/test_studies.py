@@ -674,3 +674,32 @@ def test_results_have_what_hulls_learned(study: ModuleType) -> None:
     assert [score["seconds"] for score in found] == [pytest.approx(2, rel=0.1), pytest.approx(4, rel=0.1)]
     assert found[0]["learned"] == {"1": [0.25, 0.75], "2": [0.2, 0.8, 2.0]}
     assert found[1]["learned"]["1"] == [1.25, 1.75]
+
+
+def test_rows_of_tables_are_split_and_scored_by_those_of_training_alone(study: ModuleType, tmp_path: Path) -> None:
+    tables = importlib.import_module("tables")
+    names = ["longitude", "latitude", "housing_median_age", "total_rooms", "total_bedrooms", "population", "households"]
+    names += ["median_income", "median_house_value"]
+    numbers = 1 + torch.rand(100, len(names), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    numbers[:, -1] *= 1e5
+
+    def read(numbers):
+        lines = [[*map(str, row), "INLAND"] for row in numbers.tolist()] + [["1"] * 4 + [""] + ["1"] * 4 + ["INLAND"]]
+        (tmp_path / "table.csv").write_text("\n".join(map(",".join, [[*names, "ocean_proximity"], *lines])))
+        return tables.read(tmp_path / "table.csv")
+
+    parts, unit = read(numbers)
+    assert [len(x) for x, _ in parts] == [64, 16, 20]  # the row without bedrooms is left out
+    train = parts[0][1].squeeze(1) * unit
+    targets = torch.cat([y.squeeze(1) * unit for _, y in parts])
+    values = numbers[:, -1].float() / 1e5
+    torch.testing.assert_close((targets - targets.min()).sort().values, (values - values.min()).sort().values)
+    torch.testing.assert_close(train.std(), torch.tensor(unit))
+    torch.testing.assert_close(train.mean(), torch.tensor(0.0), atol=1e-6, rtol=0)
+    expected = torch.special.ndtri((torch.arange(64) + 0.5) / 64)
+    for column in parts[0][0].T:
+        torch.testing.assert_close(column.sort().values, expected)
+    order = torch.randperm(100, generator=torch.Generator().manual_seed(0))
+    others = numbers.clone()
+    others[order[:36]] *= 1000
+    torch.testing.assert_close(read(others)[0][0], parts[0])
