@@ -147,6 +147,14 @@ def test_fused_steps_are_the_plain_ones(kind: type[nn.Module], name: str, fused:
         torch.testing.assert_close(state[key], tensor, rtol=1e-3, atol=2e-4, msg=key)
 
 
+def test_an_activation_that_overflows_leaves_other_members_alone(fused: Callable[[bool], None]) -> None:
+    fused(True)
+    networks = [nn.Sequential(hullo.ConicHull("relu", "relu3")), nn.Sequential(nn.ReLU())]
+    y = Population(networks).to(DEVICE)(torch.full((3, 4), 1e20, device=DEVICE), in_dims=None)
+    assert bool((y[1] == 1e20).all())
+    assert bool(y[0].isinf().all())
+
+
 @pytest.mark.parametrize("moves", [True, False])
 def test_parameters_that_left_the_optimizer_are_not_forgotten(moves: bool, fused: Callable[[bool], None]) -> None:
     fused(True)

@@ -199,6 +199,17 @@ def test_numbers_of_other_types_and_modes_of_autocast_have_graphs_of_their_own(f
     assert len(fake.made) == 4
 
 
+def test_steps_with_and_without_gradients_have_graphs_of_their_own(fake: type[FakeGraph]) -> None:
+    population = Population([nn.Linear(3, 3)])
+    needed = []
+    taken = capture(lambda x: needed.append(population(x).requires_grad), population, check=False)
+    for enabled in (True, False):
+        with torch.set_grad_enabled(enabled):
+            taken(torch.ones(1, 2, 3))
+            assert needed[-1] is enabled
+    assert len(fake.made) == 2
+
+
 def test_a_graph_reads_inputs_on_its_device(fake: type[FakeGraph], monkeypatch: pytest.MonkeyPatch) -> None:
     """What it reads from the host would stay as it was in the capture."""
     seen = []

@@ -116,8 +116,11 @@ class Options(nn.Module):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"scale": 0.7}, {"is_causal": True}, {"enable_gqa": True}, {"attn_mask": torch.randn(4, 1, 5).double()}],
-    ids=["plain", "scale", "causal", "grouped", "mask"],
+    [
+        *({}, {"scale": 0.7}, {"is_causal": True}, {"enable_gqa": True}),
+        *({"attn_mask": torch.randn(4, 1, 5).double()}, {"attn_mask": torch.eye(5).roll(1).bool()}),
+    ],
+    ids=["plain", "scale", "causal", "grouped", "mask", "visible"],
 )
 def test_attention_with_dropout_takes_the_options_of_attention(options: dict[str, Any]) -> None:
     networks, x = [Options(options).double() for _ in range(2)], torch.randn(3, 4, 5, 8).double()
@@ -143,6 +146,36 @@ def test_networks_may_ask_for_the_gradient_mode() -> None:
             torch.testing.assert_close(population(x, in_dims=None), torch.stack([net(x) for net in networks]))
         with torch.inference_mode():
             torch.testing.assert_close(population(x, in_dims=None), torch.stack([net(x) for net in networks]))
+
+
+class Teacher(nn.Module):
+    """Multiply a value without a gradient first, then with one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.one, self.other = nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.first(x))
+        with torch.no_grad():
+            target = self.one(y)
+        return (self.other(y) - target).square()
+
+
+def test_a_value_that_was_cast_without_gradients_has_them_elsewhere() -> None:
+    networks, x = [Teacher(), Teacher()], torch.randn(5, 6)
+    population = Population(networks)
+    with torch.autocast("cpu", torch.bfloat16):
+        population(x, in_dims=None).sum().backward()
+        for network in networks:
+            network(x).sum().backward()
+    for name, parameter in population.stacked.named_parameters():
+        alone = [network.get_parameter(name).grad for network in networks]
+        if parameter.grad is None:
+            assert alone == [None, None]
+        else:
+            expected = torch.stack([own for own in alone if own is not None])
+            assert (parameter.grad - expected).norm() < 0.03 * expected.norm(), name
 
 
 @functools.cache

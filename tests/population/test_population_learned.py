@@ -75,6 +75,19 @@ def leaky(slope: float) -> Callable[[], nn.Module]:
     return lambda: nn.LeakyReLU(slope)
 
 
+def test_frozen_coefficients_that_are_loaded_are_used_and_stay_where_they_are() -> None:
+    """A captured step reads them at their address."""
+    hulls = [hullo.AffineHull("relu", "tanh", init=init).requires_grad_(False) for init in ([0.0, 1.0], [1.0, 0.0])]
+    one, other = (Population([nn.Sequential(hull)]) for hull in hulls)
+    x = torch.randn(1, 5)
+    before = one(x).clone()
+    (rows,) = one.activations.rows()[0]
+    one.load_state_dict(other.state_dict())
+    torch.testing.assert_close(one(x), other(x))
+    assert not one(x).equal(before)
+    assert one.activations.rows()[0][0] is rows
+
+
 @pytest.mark.parametrize(
     ("others", "members"),
     [

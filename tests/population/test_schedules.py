@@ -111,7 +111,8 @@ def test_members_have_their_own_lengths_and_keep_them_when_others_are_dropped() 
         optimizer.step()
     moved = (start - population.stacked.weight.detach()).flatten()  # type: ignore[union-attr, operator]
     torch.testing.assert_close(moved, torch.tensor([1 / 2, 1 / 4, 1 / 8]))
-    population.keep([2, 0])
+    population.keep([2, 1, 0])
+    population.keep([0, 2])
     before = population.stacked.weight.detach().clone()  # type: ignore[union-attr, operator]
     population.stacked.weight.grad = torch.ones_like(before)  # type: ignore[union-attr]
     optimizer.step()
