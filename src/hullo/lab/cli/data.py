@@ -10,24 +10,23 @@ import typer
 from hullo.lab.cli.common import DataOption, QuietOption, console, flag, resumable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from hullo.lab.data import Copy
-    from hullo.lab.data.ilsvrc2012 import Home
+    from hullo.lab.data.ilsvrc2012.pack import Pack
 
 data = typer.Typer(no_args_is_help=True, help="Fetch, check, list and pack data sets.")
 
 NamesArgument = Annotated[list[str] | None, typer.Argument(help="Names of data sets.", show_default="all")]
 
 
-def _find(names: Iterable[str], data_dir: Path | None) -> list[Copy | Home]:
-    from hullo.lab.data import data_root, find, ilsvrc2012
+def _find(name: str, data_dir: Path | None) -> Copy | Pack:
+    """Return a data set in the data directory, whether it is there or not."""
+    from hullo.lab.data import data_root, find
+    from hullo.lab.data.ilsvrc2012.pack import Pack
     from hullo.lab.spec.recipes import AUGMENTATIONS, STREAMED
 
-    if unknown := [name for name in names if name not in AUGMENTATIONS]:
-        raise ValueError(f"unknown data set {unknown[0]!r}; available: {', '.join(AUGMENTATIONS)}")
-    root = data_root(data_dir)
-    return [ilsvrc2012.Home(root, name=name) if name in STREAMED else find(name, data_dir) for name in names]
+    if name not in AUGMENTATIONS:
+        raise ValueError(f"unknown data set {name!r}; available: {', '.join(AUGMENTATIONS)}")
+    return Pack(data_root(data_dir) / name / "packed") if name in STREAMED else find(name, data_dir)
 
 
 @data.command()
@@ -36,9 +35,9 @@ def fetch(names: NamesArgument = None, data_dir: DataOption = None, quiet: Quiet
     from hullo.lab.data import RELEASES, Copy, DataError
     from hullo.lab.data.fetch import fetch
 
-    for item in _find(names or RELEASES, data_dir):
+    for item in [_find(name, data_dir) for name in names or RELEASES]:
         if not isinstance(item, Copy):
-            raise DataError(item.explain_fetch())
+            raise DataError(item.instructions)
         fetch(item, console(), quiet=quiet)
         typer.echo(f"{item.release.name} is ready in {item.folder}")
 
@@ -50,12 +49,12 @@ def check(names: NamesArgument = None, data_dir: DataOption = None, quiet: Quiet
     Without names, ilsvrc2012 is checked only if some of its files exist: it cannot be fetched.
     """
     from hullo.lab.data import RELEASES, data_root
-    from hullo.lab.data.ilsvrc2012 import NAME
+    from hullo.lab.data.ilsvrc2012.pack import NAME
     from hullo.lab.progress import Progress
 
     by_default = [*RELEASES, *([NAME] if any((data_root(data_dir) / NAME).glob("*")) else [])]
     is_intact = True
-    for item in _find(names or by_default, data_dir):
+    for item in [_find(name, data_dir) for name in names or by_default]:
         with Progress(console(), quiet=quiet) as progress:
             ready, lines = item.check(progress)
         is_intact = is_intact and ready
@@ -70,13 +69,13 @@ def list_data(data_dir: DataOption = None) -> None:
     from rich.table import Table
 
     from hullo.lab.data import RELEASES
-    from hullo.lab.data.ilsvrc2012 import NAME
+    from hullo.lab.data.ilsvrc2012.pack import NAME
 
     table = Table("data set", "content", "size", box=None, pad_edge=False)
     table.add_column("state", no_wrap=True)
     table.add_column("location", overflow="fold")
-    for item in _find((*RELEASES, NAME), data_dir):
-        table.add_row(*item.overview())
+    for name in (*RELEASES, NAME):
+        table.add_row(*_find(name, data_dir).overview())
     console().print(table)
 
 
@@ -101,18 +100,19 @@ def pack(
     quiet: QuietOption = False,
 ) -> None:
     """Decode a large data set once, into files that can be read fast; resume interrupted packing."""
-    from hullo.lab.data import data_root, ilsvrc2012
-    from hullo.lab.data.ilsvrc2012.pack import pack
+    from hullo.lab.data import data_root
+    from hullo.lab.data.ilsvrc2012.pack import NUM_RELEASED, make_pack
+    from hullo.lab.data.ilsvrc2012.source import Source
     from hullo.lab.progress import Progress
     from hullo.lab.signals import unwinding
     from hullo.lab.spec.recipes import STREAMED
 
     if name not in STREAMED:
         raise ValueError(f"cannot pack {name!r}; only {' and '.join(STREAMED)} need packing")
-    home = ilsvrc2012.Home(data_root(data_dir), source, name)
-    with Progress(console(), quiet=quiet) as progress, resumable(home.packed), unwinding():
-        packed = pack(home.source, home.packed, progress, partial=partial, workers=workers)
+    folder = data_root(data_dir) / name
+    with Progress(console(), quiet=quiet) as progress, resumable(folder / "packed"), unwinding():
+        packed = make_pack(Source(source or folder), folder / "packed", progress, partial=partial, workers=workers)
     counts = " and ".join(f"{split.num_images:,} {name}" for name, split in packed.splits.items())
-    missing = sum(split.num_released - split.num_images for split in packed.splits.values())
+    missing = sum(NUM_RELEASED.values()) - sum(split.num_images for split in packed.splits.values())
     remark = f"; {missing:,} missing or broken" if missing else ""
-    typer.echo(f"{name} is packed in {home.packed}: {counts} images{remark}")
+    typer.echo(f"{name} is packed in {packed.folder}: {counts} images{remark}")

@@ -78,8 +78,7 @@ class Copy:
     @property
     def command(self) -> str:
         """Return the command that downloads missing and altered files."""
-        option = "" if self.root == data_root() else f" --data {shlex.quote(str(self.root))}"
-        return f"hullo data fetch {self.release.name}{option}"
+        return f"hullo data fetch {self.release.name}{data_option(self.root)}"
 
     @property
     def remedy(self) -> str:
@@ -131,3 +130,8 @@ def data_root(given: str | os.PathLike[str] | None = None) -> Path:
     chosen = given or os.environ.get("HULLO_DATA")
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(chosen or Path(cache, "hullo", "data")).expanduser()
+
+
+def data_option(root: Path) -> str:
+    """Return the option that names a data directory, after a space; empty for the default."""
+    return "" if root == data_root() else f" --data {shlex.quote(str(root))}"

@@ -10,8 +10,11 @@ import torch
 from torch import Tensor
 
 from hullo.lab import data
-from hullo.lab.data import Dataset, ilsvrc2012
+from hullo.lab.data import Dataset
 from hullo.lab.data.augment import draw_moves, draw_order
+from hullo.lab.data.ilsvrc2012.augment import CROP, center_crops, crop, draw_crops
+from hullo.lab.data.ilsvrc2012.pack import Pack
+from hullo.lab.data.ilsvrc2012.stream import read_ahead, to_device
 from hullo.lab.data.release import DataError
 from hullo.lab.distributed import SINGLE_PROCESS, World  # noqa: F401 (in an example)
 from hullo.lab.networks import DataShape
@@ -53,8 +56,7 @@ def open_loader(spec: Spec, data_dir: Path | None, device: torch.device) -> Load
     if spec.data in STREAMED:
         if spec.val_size:
             raise ValueError(f"val_size={spec.val_size}: {spec.data} has its own validation images; val_size must be 0")
-        home = ilsvrc2012.Home(data.data_root(data_dir), name=spec.data)
-        return StreamingLoader(ilsvrc2012.Pack.open(home.packed), device)
+        return StreamingLoader(Pack(data.data_root(data_dir) / spec.data / "packed"), device)
     dataset = data.load(spec.data, data_dir, device)
     return InMemoryLoader(
         dataset.split_validation(spec.val_size, seed=0) if spec.val_size else dataset, Augmentation.parse(spec.augment)
@@ -124,36 +126,33 @@ class StreamingLoader:
 
     topk: tuple[int, ...] = (1, 5)
 
-    def __init__(self, pack: ilsvrc2012.Pack, device: torch.device) -> None:
+    def __init__(self, pack: Pack, device: torch.device) -> None:
         self.device = device
         self.train, self.val = pack.images("train"), pack.images("val")
         classes = self.train.labels.bincount().nonzero().flatten()
         self.val_indices = torch.isin(self.val.labels, classes).nonzero().flatten()
         if not len(self.val_indices):
             raise DataError(f"{pack.folder}: no val image has a class of the training images; pack some that do")
-        self.count, self.eval_sizes, self.is_complete = (
-            len(self.train),
-            {"test": len(self.val_indices)},
-            pack.is_complete,
-        )
+        self.count, self.eval_sizes = len(self.train), {"test": len(self.val_indices)}
+        self.is_complete = pack.is_complete
         released = self.train.labels, self.val.labels[self.val_indices]
         self.train_labels, self.val_labels = (torch.searchsorted(classes, labels).to(device) for labels in released)
-        self.task = DataShape(3, ilsvrc2012.CROP, len(classes))
+        self.task = DataShape(3, CROP, len(classes))
         self.mean = pack.load_mean().to(device)
-        self.example = torch.zeros(2, 3, ilsvrc2012.CROP, ilsvrc2012.CROP)
+        self.example = torch.zeros(2, 3, CROP, CROP)
 
     def batches(self, seeds: Tensor, epoch: int, size: int, start: int, world: World) -> Iterator[Batch]:
         if len(set(seeds.tolist())) > 1:
             raise ValueError(f"members that share a stream of images must have the same seed; got {seeds.tolist()}")
         (order,) = draw_order(seeds[:1], epoch, self.count)
-        (crops,) = ilsvrc2012.draw_crops(seeds[:1], epoch, order[None])
-        indices, *sequences = (
-            ilsvrc2012.split_steps(sequence, size, start=start, world=world)
-            for sequence in (order.cpu(), self.train_labels[order], crops)
+        (crops,) = draw_crops(seeds[:1], epoch, order[None])
+        indices, labels, crops = (
+            torch.split(sequence, size)[start:] for sequence in (order.cpu(), self.train_labels[order], crops)
         )
-        images = ilsvrc2012.to_device(ilsvrc2012.read_ahead(self.train, indices), self.device)
-        for step, batch in enumerate(zip(images, *sequences, strict=True), start):
-            yield min(size, self.count - step * size), batch
+        shards = [world.shard(len(step)) for step in indices]
+        read = read_ahead(self.train, (step[shard] for step, shard in zip(indices, shards, strict=True)))
+        for images, shard, *parts in zip(to_device(read, self.device), shards, labels, crops, strict=True):
+            yield len(parts[0]), (images, *(part[shard] for part in parts))
 
     def load_batch(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
         images, labels, crops = batch
@@ -164,11 +163,11 @@ class StreamingLoader:
         indices, labels = (
             torch.split(sequence[shard], EVAL_BATCH_SIZE) for sequence in (self.val_indices, self.val_labels)
         )
-        crops = ilsvrc2012.center_crops(EVAL_BATCH_SIZE, self.device)
-        read = ilsvrc2012.to_device(ilsvrc2012.read_ahead(self.val, indices), self.device)
+        crops = center_crops(EVAL_BATCH_SIZE, self.device)
+        read = to_device(read_ahead(self.val, indices), self.device)
         for images, batch_labels in zip(read, labels, strict=True):
             yield self._crop(images, crops[: len(images)]), batch_labels
 
     def _crop(self, images: Tensor, crops: Tensor) -> Tensor:
         """Crop images, and return them in the dtype that the first convolution computes in."""
-        return ilsvrc2012.crop(images, crops, self.mean, working_dtype(self.mean))
+        return crop(images, crops, self.mean, working_dtype(self.mean))

@@ -19,6 +19,12 @@ def _fast_disk(monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
+@pytest.fixture(autouse=True)
+def _small_release(monkeypatch):
+    """Release as many images as `made_ilsvrc` makes."""
+    monkeypatch.setattr(packs, "NUM_RELEASED", {"train": 12, "val": 6})
+
+
 @pytest.fixture
 def progress():
     with Progress(Console(), quiet=True) as steps:
@@ -29,7 +35,7 @@ def progress():
 def pack(progress, monkeypatch):
     """Pack a folder into another, five images a shard."""
     monkeypatch.setattr(packs, "SHARD", 5)
-    return lambda source, folder, partial=False: packs.pack(Source(source), folder, progress, partial=partial)
+    return lambda source, folder, partial=False: packs.make_pack(Source(source), folder, progress, partial=partial)
 
 
 @pytest.fixture(scope="session")
@@ -38,7 +44,8 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("made")
     with pytest.MonkeyPatch.context() as patch, Progress(Console(), quiet=True) as steps:
         patch.setattr(packs, "SHARD", 5)
-        packs.pack(Source(lay_out(folder / "source")), folder / "packed", steps, partial=False)
+        patch.setattr(packs, "NUM_RELEASED", {"train": 12, "val": 6})
+        packs.make_pack(Source(lay_out(folder / "source")), folder / "packed", steps)
     return folder
 
 
@@ -46,7 +53,7 @@ def made(tmp_path_factory):
 def packed(made, tmp_path):
     """Return the pack of the folder "source", in the folder "packed"."""
     shutil.copytree(made, tmp_path, dirs_exist_ok=True)
-    return packs.Pack.open(tmp_path / "packed")
+    return packs.Pack(tmp_path / "packed")
 
 
 @pytest.fixture

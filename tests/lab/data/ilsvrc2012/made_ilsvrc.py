@@ -17,16 +17,16 @@ LAYOUTS = ("tars", "flat", "sorted")
 
 def as_mat(synsets):
     """Return a MATLAB file with an array of structs, as the devkit has it."""
-    fields = ("ILSVRC2012_ID", "WNID", "words", "num_children", "num_train_images")
+    fields = ("ILSVRC2012_ID", "WNID", "num_children")
     stream = io.BytesIO()
     savemat(stream, {"synsets": np.array(synsets, [(field, object) for field in fields])}, do_compression=True)
     return stream.getvalue()
 
 
 def devkit_files():
-    synsets = [(place, wnid, f"thing {wnid[-1]}", 0, count) for place, (wnid, count) in enumerate(TRAIN.items(), 1)]
+    synsets = [(place, wnid, 0) for place, wnid in enumerate(TRAIN, 1)]
     return {
-        "data/meta.mat": as_mat([*synsets, (4, "n00000004", "entity", 3, 0)]),
+        "data/meta.mat": as_mat([*synsets, (4, "n00000004", 3)]),
         "data/ILSVRC2012_validation_ground_truth.txt": "".join(f"{line}\n" for line in TRUTH).encode(),
     }
 

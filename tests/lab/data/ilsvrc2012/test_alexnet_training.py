@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from hullo.lab.cli import app
 from hullo.lab.data.augment import draw_order
-from hullo.lab.data.ilsvrc2012 import center_crops, crop, draw_crops
+from hullo.lab.data.ilsvrc2012.augment import center_crops, crop, draw_crops
 from hullo.lab.data.release import DataError
 from hullo.lab.distributed import SINGLE_PROCESS, World
 from hullo.lab.networks import NETWORKS, Entry

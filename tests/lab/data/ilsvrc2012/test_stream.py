@@ -5,14 +5,11 @@ import threading
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from made_ilsvrc import read_images
 
 from hullo.lab.data.ilsvrc2012 import stream
-from hullo.lab.data.ilsvrc2012.stream import read_ahead, split_steps, to_device
+from hullo.lab.data.ilsvrc2012.stream import read_ahead, to_device
 from hullo.lab.data.release import DataError
-from hullo.lab.distributed import World
 
 
 @pytest.fixture
@@ -26,25 +23,12 @@ def _no_thread_is_left():
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("read_ahead")]
 
 
-@given(st.integers(0, 60), st.integers(1, 20), st.integers(1, 9), st.data())
-def test_shards_partition_the_order_from_any_step(count, batch, world, data):
-    order = torch.randperm(count)
-    start = data.draw(st.integers(0, -(-count // batch)))
-    ranks = [list(split_steps(order, batch, start=start, world=World(rank, world))) for rank in range(world)]
-    steps = [torch.cat(parts) for parts in zip(*ranks, strict=True)]
-    assert torch.equal(torch.cat([*steps, order[:0]]), order[start * batch :])
-    assert all(len(step) == batch for step in steps[:-1])
-    for parts in zip(*ranks, strict=True):
-        sizes = [len(part) for part in parts]
-        assert max(sizes) - min(sizes) <= 1
-
-
 @pytest.mark.parametrize("workers", [1, 3, None])
 @pytest.mark.parametrize("piece", [1, 2, 16])
 def test_batches_have_the_given_order_with_any_number_of_threads(dataset, workers, piece, monkeypatch):
     monkeypatch.setattr(stream, "CHUNK", piece)
     order = torch.cat([torch.randperm(12) for _ in range(6)])
-    batches = list(read_ahead(dataset, split_steps(order, 5), workers=workers))
+    batches = list(read_ahead(dataset, torch.split(order, 5), workers=workers))
     assert [len(images) for images in batches] == [5] * 14 + [2]
     # all are still there: none was overwritten by a later one
     assert torch.equal(torch.cat(batches), read_images(dataset, order.tolist()))
@@ -60,7 +44,7 @@ def test_only_a_few_batches_are_read_ahead(dataset):
 
 
 def test_process_with_an_empty_shard_gets_an_empty_batch(dataset):
-    (images,) = read_ahead(dataset, split_steps(torch.tensor([3]), 4, world=World(1, 2)))
+    (images,) = read_ahead(dataset, [torch.empty(0, dtype=torch.int64)])
     assert images.shape == (0, 256, 256, 3)
     assert list(read_ahead(dataset, [])) == []
 
@@ -68,7 +52,7 @@ def test_process_with_an_empty_shard_gets_an_empty_batch(dataset):
 def test_error_in_a_thread_is_raised_and_stops_all_threads(packed, dataset):
     with (packed.folder / "train-002.npy").open("r+b") as file:
         file.truncate(5000)
-    batches = read_ahead(dataset, split_steps(torch.arange(12), 2))
+    batches = read_ahead(dataset, torch.split(torch.arange(12), 2))
     with pytest.raises(DataError, match=r"train-002.npy is truncated"):
         list(batches)
 
@@ -76,7 +60,7 @@ def test_error_in_a_thread_is_raised_and_stops_all_threads(packed, dataset):
 @pytest.mark.parametrize("how", ["close", "forget", "raise"])
 def test_abandoned_stream_leaves_no_threads(dataset, how):
     def use():
-        for _ in (batches := read_ahead(dataset, split_steps(torch.arange(12), 1))):
+        for _ in (batches := read_ahead(dataset, torch.split(torch.arange(12), 1))):
             if how == "close":
                 batches.close()
             if how == "raise":
@@ -93,8 +77,9 @@ def test_abandoned_stream_leaves_no_threads(dataset, how):
 PROCESS = """
 import sys, torch
 from pathlib import Path
-from hullo.lab.data.ilsvrc2012 import Pack, read_ahead, split_steps
-batches = read_ahead(Pack.open(Path(sys.argv[1])).images("train"), split_steps(torch.arange(12), 1))
+from hullo.lab.data.ilsvrc2012.pack import Pack
+from hullo.lab.data.ilsvrc2012.stream import read_ahead
+batches = read_ahead(Pack(Path(sys.argv[1])).images("train"), torch.split(torch.arange(12), 1))
 print(len(next(batches)))
 raise KeyboardInterrupt
 """
@@ -108,7 +93,7 @@ def test_interrupted_process_ends_with_its_threads(packed):
 
 
 def test_batches_are_unchanged_on_cpu(dataset):
-    batches = list(read_ahead(dataset, split_steps(torch.arange(12), 5)))
+    batches = list(read_ahead(dataset, torch.split(torch.arange(12), 5)))
     for one, other in zip(to_device(batches, torch.device("cpu")), batches, strict=True):
         assert torch.equal(one, other)
 
@@ -116,7 +101,7 @@ def test_batches_are_unchanged_on_cpu(dataset):
 @pytest.mark.gpu
 def test_batches_are_copied_from_pinned_memory_on_gpu(dataset):
     order = torch.cat([torch.randperm(12) for _ in range(20)])
-    steps = list(split_steps(order, 7))
+    steps = list(torch.split(order, 7))
     sums = []
     for images in to_device(read_ahead(dataset, steps), torch.device("cuda")):
         torch.cuda._sleep(2_000_000)  # what is done with a batch takes longer than to copy the next
@@ -130,7 +115,7 @@ def test_batches_are_copied_from_pinned_memory_on_gpu(dataset):
 def test_only_a_few_batches_are_queued_on_gpu(dataset):
     order = torch.cat([torch.randperm(12) for _ in range(20)])
     uses = []
-    for _ in to_device(read_ahead(dataset, split_steps(order, 7)), torch.device("cuda")):
+    for _ in to_device(read_ahead(dataset, torch.split(order, 7)), torch.device("cuda")):
         torch.cuda._sleep(20_000_000)  # some ten milliseconds: reading is far faster
         uses.append(torch.cuda.current_stream().record_event())
         assert sum(not use.query() for use in uses) <= stream.MAX_QUEUED + 1

@@ -21,7 +21,6 @@ TARS = {
 }
 DEVKIT = File("ILSVRC2012_devkit_t12.tar.gz", 2_568_145, "fa75699e90414af021442c21a62c3abf", "md5")
 DEVKIT_FOLDERS = ("ILSVRC2012_devkit_t12", "devkit")
-NUM_RELEASED = {"train": 1_281_167, "val": 50_000}
 
 _WNID = re.compile(r"n\d{8}")
 
@@ -42,13 +41,12 @@ class EncodedImage(NamedTuple):
 
 
 class Devkit(NamedTuple):
-    """The classes as (WordNet identifier, words), sorted, with their numbers of training images; labels of val images.
+    """The WordNet identifiers of the classes, sorted, and the labels of the val images.
 
     Labels are positions in this order, as in other libraries, not the numbers of the devkit.
     """
 
-    classes: list[tuple[str, str]]
-    num_train: list[int]
+    wnids: list[str]
     val_labels: list[int]
 
 
@@ -69,10 +67,10 @@ class Source:
         return next((_read_devkit(path) for path in places if path.exists()), None)
 
     @cached_property
-    def classes(self) -> list[tuple[str, str]]:
-        """The classes as (WordNet identifier, words), in the order of their labels."""
+    def wnids(self) -> list[str]:
+        """The WordNet identifiers of the classes, in the order of their labels."""
         if self.devkit is not None:
-            return self.devkit.classes
+            return self.devkit.wnids
         val = self.path_of("val")
         wnids = sorted(filter(_WNID.fullmatch, os.listdir(val))) if val.is_dir() else []
         if not wnids:
@@ -80,7 +78,7 @@ class Source:
                 f"{self.folder} has no devkit, and val images are not sorted into folders; put {DEVKIT.name} (md5 "
                 f"{DEVKIT.digest}) there"
             )
-        return [(wnid, "") for wnid in wnids]
+        return wnids
 
     def path_of(self, split: str) -> Path:
         """Return the tar or the folder of a split."""
@@ -93,16 +91,10 @@ class Source:
             f"{' and '.join(SPLITS)}, and {DEVKIT.name}"
         )
 
-    def num_released(self, split: str) -> int:
-        """Return the number of released images of a split."""
-        if self.devkit is None:
-            return NUM_RELEASED[split]
-        return len(self.devkit.val_labels) if split == "val" else sum(self.devkit.num_train)
-
     def images(self, split: str, on_progress: Callable[[float], None] = lambda _: None) -> list[EncodedImage]:
         """Return the images of a split, sorted by name; call `on_progress` with the completed fraction."""
         path = self.path_of(split)
-        labels = {wnid: label for label, (wnid, _) in enumerate(self.classes)}
+        labels = {wnid: label for label, wnid in enumerate(self.wnids)}
         if split == "val" and self.devkit:
             numbered = enumerate(self.devkit.val_labels, 1)
             labels |= {f"ILSVRC2012_val_{number:08}.JPEG": label for number, label in numbered}
@@ -160,13 +152,10 @@ def _read_devkit(path: Path) -> Devkit:
     try:
         meta, truth = (_read_member(path, name) for name in ("meta.mat", "ILSVRC2012_validation_ground_truth.txt"))
         synsets: Any = loadmat(io.BytesIO(meta), squeeze_me=True)["synsets"]
-        leaves = sorted((item for item in synsets if item["num_children"] == 0), key=lambda item: str(item["WNID"]))
-        label_of = {int(item["ILSVRC2012_ID"]): label for label, item in enumerate(leaves)}
-        return Devkit(
-            [(str(item["WNID"]), str(item["words"])) for item in leaves],
-            [int(item["num_train_images"]) for item in leaves],
-            [label_of[int(line)] for line in truth.split()],
-        )
+        leaves = {str(item["WNID"]): int(item["ILSVRC2012_ID"]) for item in synsets if item["num_children"] == 0}
+        wnids = sorted(leaves)
+        label_of = {leaves[wnid]: label for label, wnid in enumerate(wnids)}
+        return Devkit(wnids, [label_of[int(line)] for line in truth.split()])
     except Exception as error:  # SciPy raises exceptions of many types for damaged files
         raise _damaged(path, DEVKIT, error) from error
 

@@ -1,13 +1,4 @@
-"""Batches of packed images in a given order, read ahead by threads.
-
-    (order,) = draw_order(seeds, epoch, len(dataset))
-    (crops,) = draw_crops(seeds, epoch, order[None])
-    read = read_ahead(dataset, split_steps(order.cpu(), 256, world=world))
-    for images, batch in zip(to_device(read, device), split_steps(crops, 256, world=world), strict=True):
-        x = crop(images, batch, mean)
-
-Order, crops and labels are fixed before reading starts: results do not depend on the threads.
-"""
+"""Batches of packed images in a given order, read ahead by threads: results do not depend on the threads."""
 
 from __future__ import annotations
 
@@ -21,7 +12,6 @@ from torch import Tensor
 
 from hullo.lab.data.ilsvrc2012.decoding import SHAPE
 from hullo.lab.data.ilsvrc2012.pack import PackedImages
-from hullo.lab.distributed import SINGLE_PROCESS, World
 
 PREFETCH = 4
 """Number of batches to read ahead."""
@@ -33,25 +23,10 @@ CHUNK = 16
 """Images per task of a reading thread."""
 
 
-def split_steps(order: Tensor, batch: int, *, start: int = 0, world: World = SINGLE_PROCESS) -> Iterator[Tensor]:
-    """Yield this process's shard of the image indices of each step, starting with step `start`.
-
-    A step takes the next `batch` images of the order; the last step may be smaller. Labels and crops in the same order
-    are split in the same way.
-
-    Examples:
-        >>> [indices.tolist() for indices in split_steps(torch.arange(10), 4, start=1, world=World(1, 2))]
-        [[6, 7], [9]]
-    """
-    for first in range(start * batch, len(order), batch):
-        indices = order[first : first + batch]
-        yield indices[world.shard(len(indices))]
-
-
 def read_ahead(dataset: PackedImages, steps: Iterable[Tensor], *, workers: int | None = None) -> Iterator[Tensor]:
     """Yield the images of each step, uint8 of shape (count, 256, 256, 3), and read the next steps in the background.
 
-    By default there are a few more reading threads than cores.
+    A step is given by the indices of its images. By default there are a few more reading threads than cores.
     """
     threads = ThreadPoolExecutor(workers, thread_name_prefix="read_ahead")
 

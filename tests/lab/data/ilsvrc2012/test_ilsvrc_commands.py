@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 from hullo.lab.cli import app
 from hullo.lab.data import RELEASES
-from hullo.lab.data.ilsvrc2012 import Home
+from hullo.lab.data.ilsvrc2012.pack import Pack
 from hullo.lab.data.release import Copy
 from hullo.lab.spec.run_spec import Spec
 
@@ -43,7 +43,9 @@ def test_incomplete_data_are_counted_and_packed_if_partial(tmp_path):
     write(home, {"val/ILSVRC2012_val_00000003.JPEG": b""})
     refused = invoke("pack", "ilsvrc2012", "--data", tmp_path, "--quiet")
     assert (refused.exit_code, refused.stdout, refused.stderr.count("\n")) == (1, "", 1)
-    assert f"{home} has 9 of 12 train images; download the rest, or add --partial" in refused.stderr
+    assert (
+        f"{home} has 9 of 12 train images and 6 of 6 val images; download the rest, or add --partial" in refused.stderr
+    )
     packed = invoke("pack", "ilsvrc2012", "--data", tmp_path, "--partial")
     assert packed.stdout.endswith(": 9 train and 5 val images; 4 missing or broken\n")
     checked = invoke("check", "ilsvrc2012", "--data", tmp_path)
@@ -115,8 +117,7 @@ def test_fetch_explains_the_manual_download(tmp_path):
 
 
 def test_imagewoof_has_a_pack_of_its_own(tmp_path):
-    home, whole = Home(tmp_path, name="imagewoof"), Home(tmp_path)
-    assert home.packed == tmp_path / "imagewoof" / "packed" != whole.packed
-    assert "hullo data pack imagewoof" in home.explain_fetch()
-    assert home.command.endswith("--partial")
+    pack = Pack(tmp_path / "imagewoof" / "packed")
+    assert "hullo data pack imagewoof" in pack.instructions
+    assert pack.command.endswith("--partial")
     assert Spec.default("alexnet", "imagewoof", "relu").augment == Spec.default("alexnet", "ilsvrc2012", "relu").augment
