@@ -15,7 +15,7 @@ added by the fused kernel.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,7 +24,6 @@ from torch import Tensor, fx
 from hullo.bases import Base, get_base
 from hullo.population import kernels
 from hullo.population.images import ImagesValue
-from hullo.population.kernels.late_gradients import LateGradients
 from hullo.population.rules import Context, arguments
 from hullo.population.rules.convolutions import (
     as_images,
@@ -254,7 +253,6 @@ def _fuse_norm(last: fx.Node, inner: list[fx.Node], norm: fx.Node, residual: Any
     convolution = source if _is_inner(source, aten.conv1d.default, aten.conv2d.default) else None
     line = last.meta["val"].dim() == 3
     inner = inner if convolution is None else [*inner, convolution]
-    is_output = any(user.op == "output" for user in last.users)  # its gradient can be asked for
     feeds_convolutions = any(
         user.target is aten.conv2d.default and arguments(user)["groups"] == 1 for user in last.users
     )
@@ -271,7 +269,6 @@ def _fuse_norm(last: fx.Node, inner: list[fx.Node], norm: fx.Node, residual: Any
             return tuple(split_images(y, context, line) for y in both)
         from hullo.population.kernels.bn_act import normalize_combine
 
-        late = None if is_output else LateGradients()
         mean, variance, scale, shift = (get(item).at(0, context.members).flatten() for item in parameters)
         both = normalize_combine(
             x,
@@ -287,10 +284,9 @@ def _fuse_norm(last: fx.Node, inner: list[fx.Node], norm: fx.Node, residual: Any
             bias=bias,
             residual=past,
             moments=moments,
-            late=late,
             kinds=act.kinds,
         )
-        return tuple(replace(split_images(y, context, line), late=None if line else late) for y in both)
+        return tuple(split_images(y, context, line) for y in both)
 
     return Fusion(last, frozenset(inner) - {last}, compute)
 

@@ -105,7 +105,6 @@ class Population(nn.Module):
         sites = share_sites(sites, shared_hulls)
         self._empty = [empty_copy(network) for network in networks]
         self._aliases = aliases_of(networks[0])
-        self._parameter_names = {name for name, _ in networks[0].named_parameters()}
         self._programs: dict[Any, Program] = {}  # the most recently used one last
         self.copies: dict[str, Tensor] = {}  # copies of parameters in lower precision, made by an optimizer
         self.optimizers: list[weakref.ref[Optimizer]] = []  # which follow when members are dropped
@@ -269,8 +268,7 @@ class Population(nn.Module):
         program, tensors = self._program(values, spec)
         if self.training and backward_pass_id() < 0:  # a backward pass computes a step again
             self.steps.add_(1)
-        writes_parameters = any(self._aliases[name] in self._parameter_names for name in program.mutated)
-        context = Context(len(self), self.seeds, self.steps, 0, self.first_sample, writes_parameters)
+        context = Context(len(self), self.seeds, self.steps, 0, self.first_sample)
         return program.run(context, tensors, values, observe)
 
     def coefficient_parameters(self) -> list[nn.Parameter]:

@@ -13,7 +13,6 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from hullo._compat import quiet_vmap
-from hullo.population.kernels.late_gradients import LateGradients
 
 
 @dataclass(eq=False)
@@ -23,7 +22,6 @@ class Value:
     Args:
         tensor: the values of all members.
         dim: the dimension of `tensor` that indexes the members; None if all members share one value.
-        late: where a user of `tensor` may leave its part of the gradient, if anywhere.
 
     Convolutions keep images as (B, K, C, H, W), a view of (B, K*C, H, W), or stacked, (K, B, C, H, W) with channels
     last (see :mod:`hullo.population.kernels.layouts`); linear layers keep features as (K, B, F). An operation takes its
@@ -32,7 +30,6 @@ class Value:
 
     tensor: Tensor
     dim: int | None = None
-    late: LateGradients | None = None
 
     @property
     def shape(self) -> torch.Size:

@@ -18,7 +18,7 @@ DEVICE = "cuda" if GPU else "cpu"
 
 from hullo.population.kernels import choice  # noqa: E402
 from hullo.population.kernels.convolution import convolve, convolve_transposed, row_conv, square_gradient  # noqa: E402
-from hullo.population.kernels.layouts import channels_last  # noqa: E402
+from hullo.population.kernels.layouts import Shape, channels_last  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -289,11 +289,9 @@ def test_the_gradient_of_squares_of_pixels_is_that_of_a_grouped_convolution(
     y = case.plain(x, weight)
     dy = torch.randn_like(y)
     (expected,) = torch.autograd.grad(y, x, dy)
-    out = y.shape[2], y.shape[3]
-    sizes = row_conv.Sizes(case.members, case.inputs, 8, case.side, case.padding[0], case.sides, out)
+    shape = Shape.of(case.members, weight, case.sides, case.stride, case.padding)
     given = (channels_last(tensor.detach().float()) for tensor in (dy, weight))
-    part = square_gradient.Part(*given, sizes)
-    found = square_gradient.input_gradient([part], square_gradient.Tile(64, inner, 4, 1))
+    found = square_gradient.input_gradient(*given, shape, square_gradient.Tile(64, inner, 4, 1))
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=3e-5)
 
 

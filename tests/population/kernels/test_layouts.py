@@ -24,7 +24,6 @@ from hullo.population.kernels import (  # noqa: E402
     convolution,
     input_conv,
     row_conv,
-    row_weights,
     square_gradient,
 )
 from hullo.population.kernels.layouts import all_channels, channels_last, empty_images  # noqa: E402
@@ -178,18 +177,17 @@ def test_images_keep_their_order_when_they_are_enlarged_and_concatenated(stacked
 @pytest.mark.parametrize("images", [2**17 - 1, 2**17])
 def test_offsets_have_64_bits_where_32_do_not_hold_them(images: int, monkeypatch: pytest.MonkeyPatch) -> None:
     flags = []
-    for module in (convolution, row_conv, row_weights, square_gradient):
+    for module in (convolution, row_conv, square_gradient):
         monkeypatch.setattr(module, "launch", lambda *_, **constants: flags.append(constants.get("BIG")))
     x, dy = (torch.empty(images, 16, side, side, device="meta") for side in (32, 16))
     weight = torch.empty(16, 8, 3, 3, device="meta")
     shape = convolution.Shape.of(2, weight, (32, 32), 1, (1, 1))
-    sizes, halved = shape.row_sizes(), convolution.Shape.of(2, weight, (32, 32), 2, (1, 1)).row_sizes()
+    halved = convolution.Shape.of(2, weight, (32, 32), 2, (1, 1))
     convolution._convolve_windows(x, weight, None, shape)
     convolution._weight_gradient_by_windows(x, x, weight, shape, biased=False)
-    row_conv.convolve_rows(x, weight, sizes, row_conv.TILES[3, 16, 16])
-    row_weights.weight_gradient(x, x, sizes, row_weights.WEIGHT_TILES[3, 16, 16])
-    tile = square_gradient.TILES[3, 16, 32]
-    square_gradient.input_gradient([square_gradient.Part(dy, weight, halved)], tile)
+    row_conv.convolve_rows(x, weight, shape, row_conv.TILES[3, 16, 16])
+    row_conv.weight_gradient(x, x, shape, row_conv.WEIGHT_TILES[3, 16, 16])
+    square_gradient.input_gradient(dy, weight, halved, square_gradient.TILES[3, 16, 32])
     call = act_pool_drop._Call((), False, 0, None, None)
     flags.append(call.constants(x, torch.empty(3, device="meta"), None, 2, (1024, 4))["BIG"])
     flags.append(channel_stats.Tiling.of(x, channel_stats.TILES["apply"]).constants["BIG"])

@@ -16,20 +16,21 @@ HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # the interpreter 
 
 from hullo.kernels.triton import INTERPRETED  # noqa: E402
 from hullo.population.kernels import row_conv  # noqa: E402
+from hullo.population.kernels.layouts import Shape, block  # noqa: E402
 from hullo.population.kernels.row_conv import (  # noqa: E402
     TILES,
-    Sizes,
     Tile,
-    block,
+    WeightTile,
     choose_tile,
+    choose_weight_tile,
     convolve_rows,
+    weight_gradient,
 )
-from hullo.population.kernels.row_weights import WeightTile, choose_weight_tile, weight_gradient  # noqa: E402
 
-SIZES = {  # members, channels in and out, kernel, padding before, sizes of images and outputs
-    "same": Sizes(2, 4, 6, 3, 1, (7, 5), (7, 5)),
-    "valid, large kernel": Sizes(2, 5, 3, 5, 0, (7, 6), (3, 2)),
-    "padded before only": Sizes(1, 4, 4, 3, 2, (5, 6), (5, 6)),
+SHAPES = {  # members, channels in and out, kernel, stride, padding, shape of images and outputs
+    "same": Shape(2, 4, 6, 3, 1, (1, 1), (7, 5), (7, 5)),
+    "valid, large kernel": Shape(2, 5, 3, 5, 1, (0, 0), (7, 6), (3, 2)),
+    "padded before only": Shape(1, 4, 4, 3, 1, (2, 0), (5, 6), (5, 6)),
 }
 OWN_TILES = {  # group, taps, rows, segment, warps, stages, prefetch, shifted
     "one column": Tile(1, 1, 64, 3, 4, 1, False, False),
@@ -50,47 +51,45 @@ WEIGHT_TILES = {  # group, taps, positions, segment, unroll, warps, stages
 }
 
 
-def draw(sizes: Sizes) -> tuple[Tensor, Tensor, Tensor]:
+def draw(shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
     """Return images, weights and a gradient of the outputs: small integers, of which float32 holds every sum."""
-    generator = torch.Generator().manual_seed(sum(sizes[:5]))
-    channels, filters = sizes.members * sizes.in_channels, sizes.members * sizes.out_channels
-    shapes = (
-        (2, channels, *sizes.in_size),
-        (filters, sizes.in_channels, sizes.kernel, sizes.kernel),
-        (2, filters, *sizes.out_size),
+    generator = torch.Generator().manual_seed(sum(shape[:5]) + shape.padding[0])
+    channels, filters = shape.members * shape.in_channels, shape.members * shape.out_channels
+    sizes = (
+        (2, channels, *shape.in_size),
+        (filters, shape.in_channels, shape.kernel, shape.kernel),
+        (2, filters, *shape.out_size),
     )
-    made = [torch.randint(-4, 5, shape, generator=generator).to(DEVICE, HALF) for shape in shapes]
+    made = [torch.randint(-4, 5, size, generator=generator).to(DEVICE, HALF) for size in sizes]
     return tuple(tensor.contiguous(memory_format=torch.channels_last) for tensor in made)  # type: ignore[return-value]
 
 
-def plain(sizes: Sizes, x: Tensor, weight: Tensor) -> Tensor:
-    behind = [sizes.out_size[i] - 1 + sizes.kernel - sizes.in_size[i] - sizes.padding for i in (1, 0)]
-    padded = F.pad(x, (sizes.padding, behind[0], sizes.padding, behind[1]))
-    return F.conv2d(padded, weight, groups=sizes.members)
+def plain(shape: Shape, x: Tensor, weight: Tensor) -> Tensor:
+    return F.conv2d(F.pad(x, shape.padding * 2), weight, groups=shape.members)
 
 
 @pytest.mark.parametrize(
-    ("sizes", "tile"),
+    ("shape", "tile"),
     [
-        (SIZES[size], OWN_TILES[tile])
-        for size, tile in itertools.product(SIZES, OWN_TILES)
+        (SHAPES[size], OWN_TILES[tile])
+        for size, tile in itertools.product(SHAPES, OWN_TILES)
         if GPU or (size, tile) in QUICK
     ],
 )
-def test_every_tile_gives_the_outputs_and_gradients_of_a_grouped_convolution(sizes: Sizes, tile: Tile) -> None:
-    x, weight, dy = draw(sizes)
+def test_every_tile_gives_the_outputs_and_gradients_of_a_grouped_convolution(shape: Shape, tile: Tile) -> None:
+    x, weight, dy = draw(shape)
     precise = [tensor.double().requires_grad_() for tensor in (x, weight)]
-    y = plain(sizes, *precise)
+    y = plain(shape, *precise)
     dx, dweight = torch.autograd.grad(y, precise, dy.double())
-    found, moments = convolve_rows(x, weight, sizes, tile, measured=True)
+    found, moments = convolve_rows(x, weight, shape, tile, measured=True)
     assert torch.equal(found.double(), y.to(HALF).double())
     assert moments is not None
     sums = torch.stack([found.double().sum((0, 2, 3)), found.double().square().sum((0, 2, 3))])
     assert torch.equal(moments.double().sum(1), sums)
-    found, _ = convolve_rows(dy, weight, sizes.transposed(), tile, transposed=True)
+    found, _ = convolve_rows(dy, weight, shape.transposed(), tile, transposed=True)
     assert torch.equal(found.double(), dx.to(HALF).double())
     for weight_tile in WEIGHT_TILES.values():
-        assert torch.equal(weight_gradient(dy, x, sizes, weight_tile).double(), dweight.to(HALF).double())
+        assert torch.equal(weight_gradient(dy, x, shape, weight_tile).double(), dweight.to(HALF).double())
 
 
 @pytest.mark.parametrize("key", TILES)
@@ -104,30 +103,31 @@ def test_tiles_fit_in_registers_and_shared_memory(key: tuple[int, int, int]) -> 
 
 
 def test_few_programs_split_the_rows_of_an_image_and_many_do_not() -> None:
-    few, many = (Sizes(members, 16, 16, 3, 1, (32, 32), (32, 32)) for members in (1, 60))
+    few, many = (Shape(members, 16, 16, 3, 1, (1, 1), (32, 32), (32, 32)) for members in (1, 60))
     x = torch.empty(1, 1, 1, 1)  # on the CPU, which counts as four processors
-    chosen = [choose(sizes, x) for choose in (choose_tile, choose_weight_tile) for sizes in (few, many)]
+    chosen = [choose(shape, x) for choose in (choose_tile, choose_weight_tile) for shape in (few, many)]
     assert [tile.segment for tile in chosen if tile is not None] == ([4, 32, 4, 32] if INTERPRETED else [])
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="on a GPU only what was measured there is served")
 @pytest.mark.parametrize(
-    "sizes",
+    "shape",
     [
-        Sizes(2, 16, 16, 3, 3, (6, 6), (10, 10)),  # output rows without an input row
-        Sizes(2, 16, 17, 3, 1, (6, 6), (6, 6)),
-        Sizes(60, 64, 64, 3, 1, (32, 32), (32, 32)),  # too many programs
+        Shape(2, 16, 16, 3, 1, (3, 3), (6, 6), (10, 10)),  # output rows without an input row
+        Shape(2, 16, 16, 3, 1, (0, 3), (6, 6), (7, 7)),
+        Shape(2, 16, 17, 3, 1, (1, 1), (6, 6), (6, 6)),
+        Shape(60, 64, 64, 3, 1, (1, 1), (32, 32), (32, 32)),  # too many programs
     ],
 )
-def test_other_sizes_are_left_to_others(sizes: Sizes) -> None:
-    assert choose_tile(sizes, torch.empty(32, 1, 1, 1)) is None
+def test_other_sizes_are_left_to_others(shape: Shape) -> None:
+    assert choose_tile(shape, torch.empty(32, 1, 1, 1)) is None
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="on a GPU there are more processors")
 @pytest.mark.parametrize(("members", "chosen"), [(1, True), (3, False)])
 def test_weights_of_64_channels_are_left_to_cudnn_where_there_are_many_programs(members: int, chosen: bool) -> None:
-    sizes = Sizes(members, 64, 64, 3, 1, (8, 8), (8, 8))
-    assert (choose_weight_tile(sizes, torch.empty(32, 1, 1, 1)) is not None) is chosen
+    shape = Shape(members, 64, 64, 3, 1, (1, 1), (8, 8), (8, 8))
+    assert (choose_weight_tile(shape, torch.empty(32, 1, 1, 1)) is not None) is chosen
 
 
 @pytest.mark.parametrize(

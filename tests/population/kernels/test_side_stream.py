@@ -197,10 +197,8 @@ def test_gradients_of_images_alone_leave_nothing_to_a_later_pass() -> None:
 @pytest.mark.usefixtures("_fake_streams")
 def test_a_gradient_of_a_gradient_is_refused_and_not_taken_for_zero() -> None:
     x, weights = draw()
-    gradients = torch.autograd.grad(layers(x, weights).square().sum(), weights, create_graph=True)
-    for gradient in gradients:
-        with pytest.raises(RuntimeError, match="no second derivatives"):
-            gradient.square().sum().backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="no second derivatives"):
+        torch.autograd.grad(layers(x, weights).square().sum(), weights, create_graph=True)
 
 
 @pytest.mark.usefixtures("_fake_streams")

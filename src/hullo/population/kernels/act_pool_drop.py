@@ -25,9 +25,8 @@ from hullo.bases import Base
 from hullo.kernels.codegen import fill, formulas
 from hullo.population.kernels import DTYPES, dropout, processors
 from hullo.population.kernels.channel_stats import PartialSums, check_parts, shared_columns, spread
-from hullo.population.kernels.first_order import once_differentiable
 from hullo.population.kernels.kinds import Kind, Kinds, all_alike, build_branches
-from hullo.population.kernels.launch import launch, wait_for_previous
+from hullo.population.kernels.launch import launch, once_differentiable, wait_for_previous
 
 TILES = {2: (1024, 4), 4: (512, 4)}
 """By the bytes of an entry: how many windows and channels a tile has, one times the other, and the warps of a program.

@@ -24,8 +24,8 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 from hullo.population.kernels.dropout import STEP, _settings, draw, is_kept, mix, open_keys
-from hullo.population.kernels.first_order import once_differentiable
-from hullo.population.kernels.row_conv import block
+from hullo.population.kernels.launch import once_differentiable
+from hullo.population.kernels.layouts import block
 
 MOST_FEATURES = 128
 """The most features of a head."""

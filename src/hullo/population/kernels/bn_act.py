@@ -45,11 +45,8 @@ from hullo.population.kernels.channel_stats import (
     shared_columns,
     spread,
 )
-from hullo.population.kernels.convolution import input_gradients
-from hullo.population.kernels.first_order import once_differentiable
 from hullo.population.kernels.kinds import Kind, Kinds, all_alike, build_branches
-from hullo.population.kernels.late_gradients import LateGradients
-from hullo.population.kernels.launch import launch, wait_for_previous
+from hullo.population.kernels.launch import launch, once_differentiable, wait_for_previous
 from hullo.population.kernels.layouts import all_channels, channels_last, is_stacked
 
 STAGES = 4
@@ -71,7 +68,6 @@ def normalize_combine(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     moments: Tensor | None = None,
-    late: LateGradients | None = None,
     kinds: Kinds | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return images after batch norm, the sum with a residual and the activation, as two tensors.
@@ -92,7 +88,6 @@ def normalize_combine(
             mean, so the running mean alone takes it up, and its gradient is zero.
         residual: images like x.
         moments: sums and sums of squares of x, for the statistics of training; without them x is read once more.
-        late: where users of the result leave their parts of its gradient.
         kinds: which bases each member uses; None is all. Where programs have channels of several members, they compute
             all bases for each; coefficients that a member does not use are zero.
     """
@@ -108,7 +103,7 @@ def normalize_combine(
     check_parts(channels, rows=rows)
     operands = Operands(running_mean, running_variance, scale, shift, rows, bias, residual)
     both: tuple[Tensor, Tensor] = _NormalizeCombine.apply(
-        x, *operands, _Call(tuple(bases), training, momentum, eps, kinds), moments, late
+        x, *operands, _Call(tuple(bases), training, momentum, eps, kinds), moments
     )
     return both
 
@@ -156,10 +151,10 @@ class Operands(NamedTuple):
 class _NormalizeCombine(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
-        *tensors, call, moments, late = given
+        *tensors, call, moments = given
         operands = Operands(*tensors)
         ctx.set_materialize_grads(False)
-        ctx.call, ctx.bias, ctx.late = call, operands.bias, late
+        ctx.call, ctx.bias = call, operands.bias
         x, residual = channels_last(x), None if operands.residual is None else channels_last(operands.residual)
         operands = operands._replace(rows=operands.rows.contiguous(), residual=residual)
         if call.training:
@@ -178,10 +173,9 @@ class _NormalizeCombine(torch.autograd.Function):
         x, *saved = ctx.saved_tensors
         operands, call = Operands(*saved), ctx.call
         given = [channels_last(gradient) for gradient in gradients if gradient is not None]
-        given += [] if ctx.late is None else input_gradients(ctx.late.take())
         if not given:
             return (None,) * len(ctx.needs_input_grad)
-        dy, more = given[0], [functools.reduce(torch.add, given[1:])] if given[1:] else []
+        dy, more = given[0], given[1:]
         learned = ctx.needs_input_grad[Operands._fields.index("rows") + 1]
         constants = operands.constants(x) | {"STORE_DS": bool(more) or operands.residual is not None}
         ds = torch.empty_like(x) if constants["STORE_DS"] else dy
@@ -203,7 +197,7 @@ class _NormalizeCombine(torch.autograd.Function):
             dbias = (dshift * operands.scale * (operands.variance + call.eps).rsqrt()).to(operands.bias.dtype)
         dresidual = None if operands.residual is None else ds
         scale, shift = operands.scale, operands.shift
-        return dx, None, None, dscale.to(scale.dtype), dshift.to(shift.dtype), drows, dbias, dresidual, None, None, None
+        return dx, None, None, dscale.to(scale.dtype), dshift.to(shift.dtype), drows, dbias, dresidual, None, None
 
 
 def _choose_kernels(

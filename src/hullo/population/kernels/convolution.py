@@ -15,7 +15,6 @@ windows once more. Other ways are cuDNN and, for some layers, kernels of their o
 # ruff: noqa: N803, N806 (constants are in capitals, in Triton)
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -25,11 +24,17 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-from hullo.population.kernels import choice, processors, row_conv, row_weights, square_gradient
-from hullo.population.kernels.first_order import once_differentiable
-from hullo.population.kernels.late_gradients import LateGradients
-from hullo.population.kernels.launch import launch, wait_for_previous
-from hullo.population.kernels.layouts import all_channels, channels_last, empty_images, is_stacked, locate_member
+from hullo.population.kernels import choice, processors, row_conv, square_gradient
+from hullo.population.kernels.launch import launch, once_differentiable, wait_for_previous
+from hullo.population.kernels.layouts import (
+    Shape,
+    all_channels,
+    block,
+    channels_last,
+    empty_images,
+    is_stacked,
+    locate_member,
+)
 from hullo.population.kernels.side_stream import Deferred
 from hullo.population.kernels.square_gradient import load_pixels
 
@@ -56,52 +61,25 @@ PROGRAMS = 4
 """Programs of `_weight_gradient_kernel` per multiprocessor."""
 
 
-class Shape(NamedTuple):
-    """Hold the sizes of a convolution; padding is (before, behind), the same for rows and columns.
-
-    Windows are squares, or a `line` of one row, for sequences: images of one row.
-    """
-
-    members: int
-    in_channels: int
-    out_channels: int
-    kernel: int
-    stride: int
-    padding: tuple[int, int]
-    in_size: tuple[int, int]
-    out_size: tuple[int, int]
-    line: bool = False
-
-    @classmethod
-    def of(cls, members: int, weight: Tensor, size: tuple[int, int], stride: int, padding: tuple[int, int]) -> Shape:
-        """Return the sizes for weights (members * outputs, inputs, side or 1, side) and images of a size."""
-        channels, side, line = weight.shape[1], weight.shape[3], weight.shape[2] < weight.shape[3]
-        height, width = ((length + sum(padding) - side) // stride + 1 for length in size)
-        out_size = (size[0] if line else height, width)
-        return cls(members, channels, len(weight) // members, side, stride, padding, size, out_size, line)
-
-    def moves(self) -> tuple[list[int], list[int]]:
-        """Return strides and padding of rows and columns, where that before and behind the images is the same."""
-        stride, padding = self.stride, self.padding[0]
-        return [1 if self.line else stride, stride], [0 if self.line else padding, padding]
-
-    @property
-    def prefers_cudnn(self) -> bool:
-        return is_for_cudnn(self.in_channels, self.out_channels)
-
-    def suits_cudnn(self, x: Tensor) -> bool:
-        """Return whether cuDNN takes images in this layout, and padding that is the same on both sides."""
-        before, behind = self.padding
-        return before == behind and not is_stacked(x)
-
-    def row_sizes(self) -> row_conv.Sizes:
-        """Return the sizes as the kernels for stride one take them."""
-        return row_conv.Sizes(*self[:4], self.padding[0], self.in_size, self.out_size)
-
-
 def is_for_cudnn(inputs: int, outputs: int) -> bool:
     """Return whether cuDNN is the default: for few channels, and for many, as many inputs as outputs."""
     return inputs == outputs if max(inputs, outputs) > NARROW else max(inputs, outputs) <= LEAST
+
+
+def _prefers_cudnn(shape: Shape) -> bool:
+    return is_for_cudnn(shape.in_channels, shape.out_channels)
+
+
+def _suits_cudnn(shape: Shape, x: Tensor) -> bool:
+    """Return whether cuDNN takes images in this layout, and padding that is the same on both sides."""
+    before, behind = shape.padding
+    return before == behind and not is_stacked(x)
+
+
+def _moves(shape: Shape) -> tuple[list[int], list[int]]:
+    """Return strides and padding of rows and columns, where that before and behind the images is the same."""
+    stride, padding = shape.stride, shape.padding[0]
+    return [1 if shape.line else stride, stride], [0 if shape.line else padding, padding]
 
 
 def is_served(
@@ -128,8 +106,6 @@ def convolve(
     padding: tuple[int, int] = (0, 0),
     measured: bool = False,
     deferred: Deferred | None = None,
-    late: LateGradients | None = None,
-    resident: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
     """Convolve the images of K members; return images in the same layout, and moments.
 
@@ -144,8 +120,6 @@ def convolve(
         measured: also return sums and sums of squares of each output channel, (2, parts, K * outputs); only for 16-bit
             types, whose squares float32 holds. Otherwise None is returned for them.
         deferred: what `side_stream.flatten` returned with `weight`.
-        late: where to leave the gradient of the images to the layer that made them; None to compute it here.
-        resident: whether only updates write the parameters, and no forward pass does.
     """
     fits = all_channels(x) == members * weight.shape[1] and (not is_stacked(x) or len(x) == members)
     if not fits or len(weight) % members or weight.shape[2] not in (1, weight.shape[3]):
@@ -155,7 +129,7 @@ def convolve(
         )
     shape = Shape.of(members, weight, (x.shape[-2], x.shape[-1]), stride, padding)
     convolved: tuple[Tensor, Tensor | None] = _Convolve.apply(
-        x, weight, bias, shape, measured and x.itemsize == 2, deferred, late, resident
+        x, weight, bias, shape, measured and x.itemsize == 2, deferred
     )
     return convolved
 
@@ -170,17 +144,12 @@ class _Convolve(torch.autograd.Function):
         shape: Shape,
         measured: bool,
         deferred: Deferred | None,
-        late: LateGradients | None,
-        resident: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        x, given = channels_last(x), weight
-        weight = channels_last(weight.to(x.dtype))
+        x, weight = channels_last(x), channels_last(weight.to(x.dtype))
         ctx.save_for_backward(x, weight)
-        ctx.shape, ctx.deferred, ctx.late = shape, deferred, late
+        ctx.shape, ctx.deferred = shape, deferred
         ctx.set_materialize_grads(False)
-        # the update of the step before wrote the parameters of a captured step
-        resident = resident and deferred is not None and weight.data_ptr() == given.data_ptr()
-        y, moments = _forward(x, weight, bias, shape, measured, resident)
+        y, moments = _forward(x, weight, bias, shape, measured)
         if moments is not None:
             ctx.mark_non_differentiable(moments)
         return y, moments
@@ -189,39 +158,32 @@ class _Convolve(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor, _: None) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        # a gradient to differentiate is refused here: what is left to others must not hide it
-        deferred, late = (None, None) if gradient.requires_grad else (ctx.deferred, ctx.late)
         gradient = channels_last(gradient)
         shape, (for_x, for_weight, for_bias, *_) = ctx.shape, ctx.needs_input_grad
         dx = dweight = dbias = None
-        if deferred is not None:
-            deferred.put(lambda: _weight_gradient(gradient, x, weight, shape, biased=False)[0])
+        if ctx.deferred is not None:
+            ctx.deferred.put(lambda: _weight_gradient(gradient, x, weight, shape, biased=False)[0])
         elif for_weight or for_bias:
             dweight, dbias = _weight_gradient(gradient, x, weight, shape, biased=for_bias)
-        if for_x and late is not None:
-            late.put(InputGradient(gradient, weight, shape))
-        elif for_x:  # last, so that it is in the cache when the layer below reads it
-            dx = InputGradient(gradient, weight, shape).compute()
-        return dx, dweight, dbias, None, None, None, None, None
+        if for_x:  # last, so that it is in the cache when the layer below reads it
+            dx = _input_gradient(gradient, weight, shape)
+        return dx, dweight, dbias, None, None, None
 
 
 def _forward(
-    x: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape, measured: bool, resident: bool
+    x: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape, measured: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """Return outputs and moments."""
     ways: dict[str, choice.Way] = {"windows": lambda: _convolve_windows(x, weight, bias, shape, measured=measured)}
     default = "windows"
-    sizes = shape.row_sizes()
-    if shape.suits_cudnn(x) and (not measured or shape.prefers_cudnn):
-        ways["cudnn"] = lambda: (F.conv2d(x, weight, bias, *shape.moves(), 1, shape.members), None)
-        default = "cudnn" if shape.prefers_cudnn else default
+    if _suits_cudnn(shape, x) and (not measured or _prefers_cudnn(shape)):
+        ways["cudnn"] = lambda: (F.conv2d(x, weight, bias, *_moves(shape), 1, shape.members), None)
+        default = "cudnn" if _prefers_cudnn(shape) else default
     if shape.stride == 1 and bias is None and not shape.line:
         for with_moments in (True, False) if measured else (False,):
-            tile = row_conv.choose_tile(sizes, x, measured=with_moments)
+            tile = row_conv.choose_tile(shape, x, measured=with_moments)
             if tile is not None:
-                ways["rows"] = partial(
-                    row_conv.convolve_rows, x, weight, sizes, tile, measured=with_moments, resident=resident
-                )
+                ways["rows"] = partial(row_conv.convolve_rows, x, weight, shape, tile, measured=with_moments)
                 default = "rows" if row_conv.is_tuned_for(x.dtype, x.device) else default
                 break
     key = ("forward", shape, x.shape[-4], x.dtype, is_stacked(x), bias is not None, measured)
@@ -254,42 +216,32 @@ class _ConvolveTransposed(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (x, weight), (for_x, for_weight, for_bias, _) = ctx.saved_tensors, ctx.needs_input_grad
         gradient = channels_last(gradient)
-        dx = _forward(gradient, weight, None, ctx.shape, False, False)[0] if for_x else None
+        dx = _forward(gradient, weight, None, ctx.shape)[0] if for_x else None
         dweight = _weight_gradient(x, gradient, weight, ctx.shape, biased=False)[0] if for_weight else None
         dbias = gradient.sum((1, 3, 4) if is_stacked(gradient) else (0, 2, 3)).flatten() if for_bias else None
         return dx, dweight, dbias, None
 
 
-class InputGradient(NamedTuple):
-    """Hold what the gradient of a convolution's images is computed from."""
-
-    dy: Tensor
-    weight: Tensor
-    shape: Shape
-
-    def compute(self) -> Tensor:
-        """Return the gradient."""
-        dy, weight, shape = self
-        ways: dict[str, choice.Way] = {"windows": lambda: _convolve_windows(dy, weight, None, shape, transposed=True)}
-        default = "windows"
-        if shape.suits_cudnn(dy):
-            ways["cudnn"] = lambda: (_cudnn_backward(dy, None, weight, shape, (True, False, False))[0], None)
-            default = "cudnn" if shape.prefers_cudnn else default
-        is_tuned = row_conv.is_tuned_for(dy.dtype, dy.device)
-        if shape.stride == 1 and not shape.line:
-            sizes = shape.row_sizes().transposed()
-            tile = row_conv.choose_tile(sizes, dy)
-            if tile is not None:
-                ways["rows"] = partial(row_conv.convolve_rows, dy, weight, sizes, tile, transposed=True, resident=True)
-                default = "rows" if is_tuned else default
-        if shape.stride == square_gradient.STRIDE and not shape.line:
-            square_tile = square_gradient.choose_tile(shape.row_sizes(), dy)
-            if square_tile is not None:
-                part = square_gradient.Part(dy, weight, shape.row_sizes())
-                ways["squares"] = lambda: (square_gradient.input_gradient([part], square_tile), None)
-                default = "squares" if is_tuned else default
-        key = ("input gradient", shape, dy.shape[-4], dy.dtype, is_stacked(dy))
-        return cast(Tensor, choice.compute(key, ways, default)[0])
+def _input_gradient(dy: Tensor, weight: Tensor, shape: Shape) -> Tensor:
+    """Return the gradient of images."""
+    ways: dict[str, choice.Way] = {"windows": lambda: _convolve_windows(dy, weight, None, shape, transposed=True)}
+    default = "windows"
+    if _suits_cudnn(shape, dy):
+        ways["cudnn"] = lambda: (_cudnn_backward(dy, None, weight, shape, (True, False, False))[0], None)
+        default = "cudnn" if _prefers_cudnn(shape) else default
+    is_tuned = row_conv.is_tuned_for(dy.dtype, dy.device)
+    if shape.stride == 1 and not shape.line:
+        mirrored = shape.transposed()
+        tile = row_conv.choose_tile(mirrored, dy)
+        if tile is not None:
+            ways["rows"] = partial(row_conv.convolve_rows, dy, weight, mirrored, tile, transposed=True)
+            default = "rows" if is_tuned else default
+    square_tile = square_gradient.choose_tile(shape, dy)
+    if square_tile is not None:
+        ways["squares"] = lambda: (square_gradient.input_gradient(dy, weight, shape, square_tile), None)
+        default = "squares" if is_tuned else default
+    key = ("input gradient", shape, dy.shape[-4], dy.dtype, is_stacked(dy))
+    return cast(Tensor, choice.compute(key, ways, default)[0])
 
 
 def _cudnn_backward(
@@ -299,21 +251,10 @@ def _cudnn_backward(
     if x is None:
         x = empty_images(dy, shape.members, shape.in_channels, shape.in_size)
     gradients: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(
-        dy, x, weight, [len(weight)] if needed[2] else None, *shape.moves(), [1, 1],
+        dy, x, weight, [len(weight)] if needed[2] else None, *_moves(shape), [1, 1],
         False, [0, 0], shape.members, list(needed),
     )  # fmt: skip
     return gradients
-
-
-def input_gradients(parts: Sequence[InputGradient]) -> list[Tensor]:
-    """Return the parts of a gradient; two of stride two are added up by the kernel that computes them."""
-    if len(parts) == 2 and all(part.shape.stride == square_gradient.STRIDE and not part.shape.line for part in parts):
-        wide = sorted(parts, key=lambda part: -part.shape.kernel)  # the larger kernel decides on the tile
-        squares = [square_gradient.Part(dy, weight, shape.row_sizes()) for dy, weight, shape in wide]
-        tile, other = (square_gradient.choose_tile(part.sizes, part.dy) for part in squares)
-        if tile is not None and other is not None:
-            return [square_gradient.input_gradient(squares, tile)]
-    return [part.compute() for part in parts]
 
 
 def _convolve_windows(
@@ -342,7 +283,7 @@ def _convolve_windows(
     rows = tile.rows if padded % 8 == 0 else tile.rows // 2  # more addresses leave fewer registers
     step_size = tile.inner if padded % tile.inner == 0 else WINDOWS.inner
     taps = shape.kernel if shape.line else shape.kernel**2
-    wide, inner = min(tile.outputs, row_conv.block(outputs)), min(step_size, row_conv.block(padded * taps))
+    wide, inner = min(tile.outputs, block(outputs)), min(step_size, block(padded * taps))
     blocks, across = triton.cdiv(positions, rows) * row_step * step, triton.cdiv(outputs, wide)
     moments = torch.empty(2, blocks if measured else 0, all_channels(y), device=x.device)
     launch(
@@ -363,15 +304,14 @@ def _weight_gradient(
     """Return the gradients of weights and bias."""
     ways: dict[str, choice.Way] = {"windows": lambda: _weight_gradient_by_windows(dy, x, weight, shape, biased=biased)}
     default = "windows"
-    if shape.suits_cudnn(x):
+    if _suits_cudnn(shape, x):
         ways["cudnn"] = lambda: _cudnn_backward(dy, x, weight, shape, (False, True, biased))[1:]
         is_square = shape.in_channels == shape.out_channels
-        default = "cudnn" if is_square or shape.prefers_cudnn else default
+        default = "cudnn" if is_square or _prefers_cudnn(shape) else default
     if shape.stride == 1 and not biased and not shape.line:
-        sizes = shape.row_sizes()
-        by_rows = row_weights.choose_weight_tile(sizes, x)
+        by_rows = row_conv.choose_weight_tile(shape, x)
         if by_rows is not None:
-            ways["rows"] = lambda: (row_weights.weight_gradient(dy, x, sizes, by_rows), None)
+            ways["rows"] = lambda: (row_conv.weight_gradient(dy, x, shape, by_rows), None)
             default = "rows" if row_conv.is_tuned_for(x.dtype, x.device) else default
     key = ("weight gradient", shape, x.shape[-4], x.dtype, is_stacked(x), biased)
     dweight, dbias = choice.compute(key, ways, default)
@@ -384,7 +324,7 @@ def _weight_gradient_by_windows(
     tile = WIDE_WEIGHTS if shape.out_channels > WEIGHTS.outputs else WEIGHTS
     height = 1 if shape.line else shape.kernel
     inner, positions = shape.in_channels * height * shape.kernel, dy.numel() // all_channels(dy)
-    rows, wide = min(tile.rows, row_conv.block(inner + biased)), min(tile.outputs, row_conv.block(shape.out_channels))
+    rows, wide = min(tile.rows, block(inner + biased)), min(tile.outputs, block(shape.out_channels))
     blocks, across = triton.cdiv(inner + biased, rows), triton.cdiv(shape.out_channels, wide)
     tiles = triton.cdiv(positions, tile.inner)
     splits = min(tiles, max(1, PROGRAMS * processors(x) // (shape.members * blocks * across)))
@@ -398,7 +338,7 @@ def _weight_gradient_by_windows(
         BIASED=biased, OUT_BLOCK=wide, ACROSS=across, POSITIONS=tile.inner, ROWS=rows,
         BIG=max(x.numel(), dy.numel(), partial.numel()) >= 2**31, STAGES=tile.stages, num_warps=tile.warps,
     )  # fmt: skip
-    sums = row_weights.add_parts(partial, weight.dtype)
+    sums = row_conv.add_parts(partial, weight.dtype)
     taps = sums[:, :inner].unflatten(1, (height, shape.kernel, shape.in_channels)).permute(0, 3, 1, 2)
     return taps, sums[:, inner] if biased else None
 

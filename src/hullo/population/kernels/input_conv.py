@@ -22,9 +22,9 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 from hullo.population.kernels import processors
-from hullo.population.kernels.first_order import once_differentiable
-from hullo.population.kernels.layouts import channels_last, locate_member
-from hullo.population.kernels.row_conv import block, fold, is_tuned_for, widen
+from hullo.population.kernels.launch import once_differentiable
+from hullo.population.kernels.layouts import block, channels_last, locate_member
+from hullo.population.kernels.row_conv import fold, is_tuned_for, widen
 
 
 class Tile(NamedTuple):

@@ -1,9 +1,11 @@
-"""Launch kernels one after the other, each while the previous one still runs."""
+"""What kernels share: a launch while the previous kernel still runs, and backward passes without derivatives."""
 
 # mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
 # ruff: noqa: N803 (constants are in capitals, in Triton)
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,6 +27,25 @@ def launch(kernel: Any, programs: int, *arguments: Any, follows: bool, **constan
     options = {"launch_pdl": True} if not consume_join_flag() and early and follows else {}
     with torch.cuda.device_of(arguments[0]):
         kernel[(programs,)](*arguments, **constants, EARLY=early, **options)
+
+
+def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuse to compute gradients that are differentiated, too.
+
+    PyTorch's decorator of this name raises an error in `backward` only: for `torch.autograd.grad`, its node lies on no
+    path to the inputs, so that terms would be missing without a word.
+    """
+
+    @functools.wraps(backward)
+    def compute(ctx: Any, *gradients: Any) -> Any:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "fused kernels of a population have no second derivatives; compute in float64 or on a CPU, where plain "
+                "operations have them, or without create_graph=True"
+            )
+        return backward(ctx, *gradients)
+
+    return compute
 
 
 @triton.jit

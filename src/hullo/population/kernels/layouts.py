@@ -1,4 +1,4 @@
-"""The two memory layouts of a population's images; both have channels last.
+"""The two memory layouts of a population's images, and the sizes of its convolutions; channels are last.
 
 *Side by side*, (B, K * C, H, W): a pixel has the channels of all members, as the grouped convolutions of libraries take
 them. *Stacked*, (K, B, C, H, W): each member's images are in one piece. Kernels read these faster where members have
@@ -11,6 +11,8 @@ that they are given.
 # mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
 # ruff: noqa: N803 (constants are in capitals, in Triton)
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton  # type: ignore[import-untyped]
@@ -46,6 +48,52 @@ def empty_images(x: Tensor, members: int, channels: int, size: tuple[int, int]) 
     batch = x.shape[-4]
     shape = (members, batch, *size, channels) if is_stacked(x) else (batch, *size, members * channels)
     return torch.empty(shape, dtype=x.dtype, device=x.device).movedim(-1, -3)
+
+
+class Shape(NamedTuple):
+    """Hold the sizes of a convolution; padding is (before, behind), the same for rows and columns.
+
+    Windows are squares, or a `line` of one row, for sequences: images of one row.
+    """
+
+    members: int
+    in_channels: int
+    out_channels: int
+    kernel: int
+    stride: int
+    padding: tuple[int, int]
+    in_size: tuple[int, int]
+    out_size: tuple[int, int]
+    line: bool = False
+
+    @classmethod
+    def of(cls, members: int, weight: Tensor, size: tuple[int, int], stride: int, padding: tuple[int, int]) -> Shape:
+        """Return the sizes for weights (members * outputs, inputs, side or 1, side) and images of a size."""
+        channels, side, line = weight.shape[1], weight.shape[3], weight.shape[2] < weight.shape[3]
+        height, width = ((length + sum(padding) - side) // stride + 1 for length in size)
+        out_size = (size[0] if line else height, width)
+        return cls(members, channels, len(weight) // members, side, stride, padding, size, out_size, line)
+
+    @property
+    def layer(self) -> tuple[int, int, int]:
+        """Return the key of the tables of settings."""
+        return self.kernel, self.in_channels, self.out_channels
+
+    def transposed(self) -> Shape:
+        """Return the sizes of the convolution that computes the input's gradient, for stride one."""
+        before, behind = (self.kernel - 1 - padding for padding in self.padding)
+        return self._replace(
+            in_channels=self.out_channels,
+            out_channels=self.in_channels,
+            padding=(before, behind),
+            in_size=self.out_size,
+            out_size=self.in_size,
+        )
+
+
+def block(width: int) -> int:
+    """Return the power of two that holds a width; a matrix product takes at least 16."""
+    return max(16, int(triton.next_power_of_2(width)))
 
 
 @triton.jit

@@ -22,7 +22,7 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 from hullo.kernels.spec import dense, laid_out_like
-from hullo.population.kernels.first_order import once_differentiable
+from hullo.population.kernels.launch import once_differentiable
 
 RUNS = 128
 """Runs per program of four warps, one per thread."""

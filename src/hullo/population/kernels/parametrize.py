@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hullo.kernels import device_math
 from hullo.population.activations import NAMES
-from hullo.population.kernels.first_order import once_differentiable
+from hullo.population.kernels.launch import once_differentiable
 
 UNUSED, FIXED, SLOPE, REST, GIVEN, PROJECTION, SOFTMAX, RECENTRED, FREE, CLAMPED, SOFTPLUS = map(
     tl.constexpr, range(len(NAMES))

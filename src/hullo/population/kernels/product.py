@@ -15,7 +15,8 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-from hullo.population.kernels.row_conv import block, is_tuned_for
+from hullo.population.kernels.layouts import block
+from hullo.population.kernels.row_conv import is_tuned_for
 
 
 class Tile(NamedTuple):

@@ -21,7 +21,7 @@ from torch import Tensor
 from hullo.kernels.device_math import sigmoid, tanh
 from hullo.population.kernels import processors
 from hullo.population.kernels.launch import launch, wait_for_previous
-from hullo.population.kernels.row_conv import block
+from hullo.population.kernels.layouts import block
 
 ROWS, COLUMNS, WARPS, STAGES = 64, (32, 16), {32: 8, 16: 4}, 3
 """Rows of a program; columns of each gate, the most that leave no multiprocessor without a program, or the fewest;

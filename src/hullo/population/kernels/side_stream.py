@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from hullo._compat import backward_pass_id
-from hullo.population.kernels.first_order import once_differentiable
 
 Compute = Callable[[], Tensor]
 
@@ -100,7 +99,6 @@ class _Flatten(torch.autograd.Function):
         return weight.view(-1, *weight.shape[2:])
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, None]:
         gradient = ctx.deferred.run() if gradient is None else gradient
         return None if gradient is None else gradient.unflatten(0, ctx.shape[:2]), None

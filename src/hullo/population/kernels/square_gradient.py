@@ -9,7 +9,6 @@ nine. A weight is multiplied with zeros where a pixel has no tap of an output.
 # ruff: noqa: N803, N806 (constants are in capitals, in Triton)
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -19,8 +18,7 @@ from torch import Tensor
 
 from hullo.kernels.triton import INTERPRETED
 from hullo.population.kernels.launch import launch, wait_for_previous
-from hullo.population.kernels.layouts import empty_images, is_stacked, locate_member
-from hullo.population.kernels.row_conv import Sizes, block
+from hullo.population.kernels.layouts import Shape, block, empty_images, is_stacked, locate_member
 
 STRIDE = 2
 
@@ -43,56 +41,35 @@ TILES = {  # by kernel, input and output channels of the convolution
 """The fastest of many settings on an H200 for layers of ResNet-20 and ResNet-56, each checked against float32 there."""
 
 
-def choose_tile(sizes: Sizes, dy: Tensor) -> Tile | None:
+def choose_tile(shape: Shape, dy: Tensor) -> Tile | None:
     """Return the settings for a layer; None for one that was not measured."""
-    layer = sizes.kernel, sizes.in_channels, sizes.out_channels
-    return TILES.get(layer) if dy.dtype == torch.bfloat16 or INTERPRETED else None
+    is_served = shape.stride == STRIDE and not shape.line and (dy.dtype == torch.bfloat16 or INTERPRETED)
+    return TILES.get(shape.layer) if is_served else None
 
 
-class Part(NamedTuple):
-    """Hold the gradient of a convolution's outputs, its weights and sizes."""
-
-    dy: Tensor
-    weight: Tensor
-    sizes: Sizes
-
-    def constants(self, inner: int) -> dict[str, int]:
-        """Return the constants of the kernel's loop over the outputs around a square."""
-        sizes = self.sizes
-        first = -((sizes.kernel - 1 - sizes.padding) // STRIDE)  # the first output around a square, from its own
-        taps = (STRIDE - 1 + sizes.padding) // STRIDE - first + 1
-        return {
-            "CHANNELS": sizes.out_channels, "HEIGHT": sizes.out_size[0], "WIDTH": sizes.out_size[1],
-            "KERNEL": sizes.kernel, "PADDING": sizes.padding, "FIRST": first, "TAPS": taps,
-            "INNER": min(inner, block(taps * taps * sizes.out_channels)),
-        }  # fmt: skip
-
-
-def input_gradient(parts: Sequence[Part], tile: Tile) -> Tensor:
-    """Return the gradient of images that one or two convolutions read, the sum of both."""
-    one, other = parts[0], parts[-1]
-    sizes, dy = one.sizes, one.dy
-    height, width = sizes.in_size
-    dx, images = empty_images(dy, sizes.members, sizes.in_channels, sizes.in_size), dy.shape[-4]
+def input_gradient(dy: Tensor, weight: Tensor, shape: Shape, tile: Tile) -> Tensor:
+    """Return the gradient of images from that of the outputs of their convolution."""
+    dx, images = empty_images(dy, shape.members, shape.in_channels, shape.in_size), dy.shape[-4]
+    height, width = shape.in_size
     squares = images * triton.cdiv(height, STRIDE) * triton.cdiv(width, STRIDE)
+    first = -((shape.kernel - 1 - shape.padding[0]) // STRIDE)  # the first output around a square, from its own
+    taps = (STRIDE - 1 + shape.padding[0]) // STRIDE - first + 1
     launch(
-        _square_kernel, triton.cdiv(squares, tile.rows) * sizes.members, dx, dy, one.weight, other.dy, other.weight,
-        sizes.members, images, follows=True, STACKED=is_stacked(dy), **one.constants(tile.inner),
-        **{f"{name}_2": number for name, number in other.constants(tile.inner).items()}, TWO=len(parts) > 1,
-        OUT=sizes.in_channels, OUT_HEIGHT=height, OUT_WIDTH=width, STRIDE=STRIDE,
-        OUT_BLOCK=max(8, triton.next_power_of_2(sizes.in_channels)), ROWS=tile.rows,
-        BIG=max(dx.numel(), *(part.dy.numel() for part in parts)) >= 2**31, STAGES=tile.stages, num_warps=tile.warps,
+        _square_kernel, triton.cdiv(squares, tile.rows) * shape.members, dx, dy, weight, shape.members, images,
+        follows=True, STACKED=is_stacked(dy), CHANNELS=shape.out_channels, HEIGHT=shape.out_size[0],
+        WIDTH=shape.out_size[1], KERNEL=shape.kernel, PADDING=shape.padding[0], FIRST=first, TAPS=taps,
+        INNER=min(tile.inner, block(taps * taps * shape.out_channels)), OUT=shape.in_channels, OUT_HEIGHT=height,
+        OUT_WIDTH=width, STRIDE=STRIDE, OUT_BLOCK=max(8, triton.next_power_of_2(shape.in_channels)), ROWS=tile.rows,
+        BIG=max(dx.numel(), dy.numel()) >= 2**31, STAGES=tile.stages, num_warps=tile.warps,
     )  # fmt: skip
     return dx
 
 
 @triton.jit
 def _square_kernel(
-    dx_ptr, dy_ptr, weight_ptr, dy_2_ptr, weight_2_ptr, members, images,
+    dx_ptr, dy_ptr, weight_ptr, members, images,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, KERNEL: tl.constexpr, PADDING: tl.constexpr,
-    FIRST: tl.constexpr, TAPS: tl.constexpr, INNER: tl.constexpr, CHANNELS_2: tl.constexpr, HEIGHT_2: tl.constexpr,
-    WIDTH_2: tl.constexpr, KERNEL_2: tl.constexpr, PADDING_2: tl.constexpr, FIRST_2: tl.constexpr,
-    TAPS_2: tl.constexpr, INNER_2: tl.constexpr, TWO: tl.constexpr, OUT: tl.constexpr, OUT_HEIGHT: tl.constexpr,
+    FIRST: tl.constexpr, TAPS: tl.constexpr, INNER: tl.constexpr, OUT: tl.constexpr, OUT_HEIGHT: tl.constexpr,
     OUT_WIDTH: tl.constexpr, STRIDE: tl.constexpr, OUT_BLOCK: tl.constexpr, ROWS: tl.constexpr, BIG: tl.constexpr,
     STACKED: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -105,33 +82,6 @@ def _square_kernel(
     n = tl.arange(0, STRIDE * STRIDE * OUT_BLOCK)[None, :]
     below, right, out = n // (STRIDE * OUT_BLOCK), n // OUT_BLOCK % STRIDE, n % OUT_BLOCK
     dx = tl.zeros([ROWS, STRIDE * STRIDE * OUT_BLOCK], tl.float32)
-    dx = _add_products(
-        dx, dy_ptr, weight_ptr, image, row, column, below, right, out, member, members, images,
-        CHANNELS, HEIGHT, WIDTH, KERNEL, PADDING, FIRST, TAPS, INNER, OUT, STRIDE, STACKED, BIG, STAGES,
-    )  # fmt: skip
-    if TWO:
-        dx = _add_products(
-            dx, dy_2_ptr, weight_2_ptr, image, row, column, below, right, out, member, members, images,
-            CHANNELS_2, HEIGHT_2, WIDTH_2, KERNEL_2, PADDING_2, FIRST_2, TAPS_2, INNER_2, OUT, STRIDE, STACKED, BIG,
-            STAGES,
-        )  # fmt: skip
-    if BIG:
-        image = image.to(tl.int64)
-    row, column = row * STRIDE + below, column * STRIDE + right
-    known = (image < images) & (row < OUT_HEIGHT) & (column < OUT_WIDTH) & (out < OUT)
-    start, pixel = locate_member(member, members, images, OUT_HEIGHT * OUT_WIDTH, OUT, STACKED, BIG)
-    to = start + ((image * OUT_HEIGHT + row) * OUT_WIDTH + column) * pixel + out
-    tl.store(dx_ptr + to, dx.to(dx_ptr.dtype.element_ty), mask=known)
-
-
-@triton.jit
-def _add_products(
-    dx, dy_ptr, weight_ptr, image, row, column, below, right, out, member, members, images,
-    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, KERNEL: tl.constexpr, PADDING: tl.constexpr,
-    FIRST: tl.constexpr, TAPS: tl.constexpr, INNER: tl.constexpr, OUT: tl.constexpr, STRIDE: tl.constexpr,
-    STACKED: tl.constexpr, BIG: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """Add the outputs around squares times their weights."""
     for first in tl.range(0, TAPS * TAPS * CHANNELS, INNER, num_stages=STAGES):
         k = first + tl.arange(0, INNER)[None, :]
         windows = load_pixels(
@@ -145,7 +95,13 @@ def _add_products(
         used = (ky >= 0) & (ky < KERNEL) & (kx >= 0) & (kx < KERNEL) & (k < TAPS * TAPS * CHANNELS) & (out < OUT)
         at = ((member * CHANNELS + k % CHANNELS) * (KERNEL * KERNEL) + ky * KERNEL + kx) * OUT + out
         dx = tl.dot(windows, tl.load(weight_ptr + at, mask=used, other=0.0), dx, input_precision="ieee")
-    return dx
+    if BIG:
+        image = image.to(tl.int64)
+    row, column = row * STRIDE + below, column * STRIDE + right
+    known = (image < images) & (row < OUT_HEIGHT) & (column < OUT_WIDTH) & (out < OUT)
+    start, pixel = locate_member(member, members, images, OUT_HEIGHT * OUT_WIDTH, OUT, STACKED, BIG)
+    to = start + ((image * OUT_HEIGHT + row) * OUT_WIDTH + column) * pixel + out
+    tl.store(dx_ptr + to, dx.to(dx_ptr.dtype.element_ty), mask=known)
 
 
 @triton.jit

@@ -29,7 +29,6 @@ class Context:
         seeds, steps: seeds and step counts of the members, for random numbers, (members,).
         number: index of a random operation in the network, from 0.
         first: index of the first sample, if the batch is part of a larger one.
-        writes_parameters: whether the forward pass itself changes parameters.
         rows: the coefficients of the calls of each site, as `Activations.rows` returns them.
     """
 
@@ -38,7 +37,6 @@ class Context:
     steps: Tensor
     number: int = 0
     first: int = 0
-    writes_parameters: bool = False
     rows: Sequence[Sequence[Tensor]] = ()
 
     def rows_of(self, act: ActivationCall) -> Tensor:

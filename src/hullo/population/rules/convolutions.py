@@ -121,7 +121,6 @@ def _convolve_fused(
     if not is_served(weight.shape, dtype, weight.device, **served):
         return None
     images = as_images(x, context).to(dtype)
-    is_view = images.dtype == x.dtype and (images.dim() == 5) == (x.dim == 0)  # whose gradient is that of x
     weights = weight.tensor if weight.dim == 0 else weight.at(0, context.members)
     is_deferred = bias is None and images.requires_grad
     filters, deferred = side_stream.flatten(weights) if is_deferred else (weights.flatten(0, 1), None)
@@ -134,8 +133,6 @@ def _convolve_fused(
         padding=around,
         measured=measured,
         deferred=deferred,
-        late=x.late if is_view else None,
-        resident=not context.writes_parameters,
     )
 
 
