@@ -104,7 +104,7 @@ FILES: dict[str, Callable[[Path], str]] = {
     "models": models_part,
     "text": lambda path: path.read_text().strip(),
     "output": lambda path: _show_comparison(path.read_text()),
-    "output-end": lambda path: _show_comparison("\n\n".join(path.read_text().strip().split("\n\n")[-2:])),
+    "finding": lambda path: f"> {path.read_text().splitlines()[-1]}",
 }
 """Blocks that are made from one file of results: runs of a study, swapped models, and what a command wrote."""
 CHARTS = ("gpu_flat",)

@@ -91,13 +91,13 @@ def test_output_and_runs_are_those_of_their_files(tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "tables.jsonl").write_text("\n".join(lines))
     (tmp_path / "results" / "output.txt").write_text("how\n\nfirst\n\nlast\n\nfinding\n")
-    marks = ["runs tables.jsonl", "output output.txt", "output-end output.txt"]
+    marks = ["runs tables.jsonl", "output output.txt", "finding output.txt"]
     page = "".join(f"<!-- block:{mark} -->\n<!-- /block -->\n" for mark in marks)
     made = blocks.with_blocks(page, tmp_path)
     assert "| relu (reference) | 0.2 (end of the grid) | 2 | 4.5000 ± 6.3531 |  |  | 1 |" in made
     assert "| prelu | 0.1 (end of the grid) | 2.5 | 3.5000 ± 0.0000 | -1.0000 ± 6.3531 | 0.3 | 1 |" in made
     assert "```text\nhow\n\nfirst\n\nlast\n```\n\n> finding\n" in made
-    assert "```text\nlast\n```\n\n> finding\n" in made
+    assert "<!-- block:finding output.txt -->\n> finding\n<!-- /block -->" in made
 
 
 @pytest.mark.parametrize("broken", ["<!-- block:table  all -->", "<!-- block: table all -->", ""])

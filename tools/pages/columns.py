@@ -18,9 +18,9 @@ from hullo.lab.spec.records import Record
 from pages.verdicts import FIXED, HULLS, mean_scores
 
 GAINS = (
-    "Test accuracy in %, mean ± 95 % interval over seeds; gains in points, on the same seeds. The first seed chooses "
-    "the best hull and the best of all other activations that were run, PReLU among them, and the others confirm: "
-    f"gains are over these seeds alone. The paper's fixed activations are {', '.join(FIXED)}."
+    "Test accuracy in %, mean ± 95 % interval over seeds; gains in points, between runs of the same seed. The first "
+    "seed selects the best hull and the best of all other activations that were run, PReLU among them; gains are those "
+    "of the other seeds."
 )
 IMAGEWOOF = "**AlexNet on Imagewoof**, ten classes of ILSVRC-2012: the paper's network on real images, not its column."
 APART = "convex(identity,tanh)"
@@ -34,7 +34,8 @@ def gains_table(experiments: Sequence[Experiment], *, brief: bool = False) -> st
 
     Args:
         experiments: columns of the paper's table.
-        brief: leave out how accuracies were read and which machines made the runs.
+        brief: leave out the gain over the paper's fixed activations, how accuracies were read, and which machines made
+            the runs.
     """
     best = ((e, compare_best([e])) for e in experiments)
     shown = [(e, b.found, compare(e.scores, b.hulls, FIXED)) for e, b in best if b.found]
@@ -52,9 +53,11 @@ def gains_table(experiments: Sequence[Experiment], *, brief: bool = False) -> st
     )
     readings = dict.fromkeys(e.reading.sentence for e, *_ in shown)
     made = provenance(record for e, *_ in shown for record in e.records)
-    about = GAINS if brief else " ".join([GAINS, *readings, made])
-    head = ("network", "data", "other activation", "hull", "gain", "gain over the paper's fixed activations", "runs")
-    return f"{grid(head, lines)}\n\n<sub>{escape(about)}</sub>"
+    fixed = f"The paper's fixed activations are {', '.join(FIXED)}."
+    about = GAINS if brief else " ".join([GAINS, fixed, *readings, made])
+    head = ("network", "data", "best other", "best hull", "gain", "gain over the paper's fixed activations", "runs")
+    shown_columns = 5 if brief else len(head)
+    return f"{grid(head[:shown_columns], (line[:shown_columns] for line in lines))}\n\n<sub>{escape(about)}</sub>"
 
 
 def _unbroken(interval: Interval, form: str) -> str:
