@@ -20,7 +20,7 @@ import torch
 from activation_rows import LABELS, ActivationRow, Case, cost, graph, groups, overhead
 from clocks import Step, Timing, take_turns, wall_laps
 from harness import Harness, capture_steps
-from tables import format_table
+from row_tables import format_table
 from torch import Tensor, nn
 
 from hullo.modules import AffineHull

@@ -4,7 +4,7 @@
     python tools/blocks.py --check   check that they are up to date
 
 A block stands between `<!-- block:table columns -->` and `<!-- /block -->`. Its first word is a key of PARTS, followed
-by folders of results, whose records alone count; or a key of TABLES in benchmarks/tables.py, followed by the name of a
+by folders of results, whose records alone count; or a key of TABLES in benchmarks/row_tables.py, followed by the name of a
 file in benchmarks/results; or a key of FILES, followed by a file in results. Parts about the columns of the paper's
 table take, of each column, the longest runs that have enough seeds.
 """
@@ -41,7 +41,7 @@ from hullo.lab.spec.records import Record
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 from activation_rows import draw_chart
-from tables import TABLES, make_table, read_activations
+from row_tables import TABLES, make_table, read_activations
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("*.md", "docs/**/*.md", "benchmarks/*.md")

@@ -67,8 +67,8 @@ def _is_alone(hull: Hull) -> bool:
 
 def _are_alike(gate: Tensor, up: Tensor) -> bool:
     """Return whether both are dense tensors of one shape, type and device; a nested gate is refused later."""
-    are_strided = gate.layout is torch.strided and up.layout is torch.strided
-    return are_strided and gate.shape == up.shape and gate.dtype == up.dtype and gate.device == up.device
+    are_dense = all(item.layout is torch.strided and not item.is_nested for item in (gate, up))
+    return are_dense and gate.shape == up.shape and gate.dtype == up.dtype and gate.device == up.device
 
 
 def named_callers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

