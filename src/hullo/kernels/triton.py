@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import linecache
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -17,9 +18,9 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-from hullo._compat import current_cuda_device, empty_cuda
+from hullo._compat import current_cuda_device, current_cuda_stream, empty_cuda
 from hullo.bases import Base
-from hullo.kernels import device_math, launcher, slope_table
+from hullo.kernels import device_math, slope_table
 from hullo.kernels.codegen import kernel_source
 from hullo.kernels.linear_terms import kernel_parts
 from hullo.kernels.spec import CombineSpec, dense, extents, laid_out_like
@@ -103,45 +104,36 @@ def gated_backward(
     return dgate, dup, draw
 
 
+@dataclass
 class _Launch:
     """Hold a kernel and all its arguments except tensors.
 
-    After the first call it runs the compiled kernel: Triton's own launchers bind and inspect every argument again, and
-    that takes longer than a small kernel.
+    After the first call it runs the compiled kernel: `kernel[grid]` binds and inspects every argument again, and that
+    takes longer than a small kernel.
     """
 
-    def __init__(
-        self,
-        kernel: Any,
-        device: int | None,
-        programs: int,
-        sizes: tuple[int, ...],
-        constants: dict[str, Any],
-        options: dict[str, Any],
-    ) -> None:
-        self.kernel, self.device, self.grid, self.sizes = kernel, device, (programs, 1, 1), sizes
-        self.constants, self.options = constants, options
-        self.run: Callable[..., bool] | None = None  # returns whether it has launched the kernel
+    kernel: Any
+    device: int | None
+    programs: int
+    sizes: tuple[int, ...]
+    constants: dict[str, Any]
+    options: dict[str, Any]
+    compiled: Any = None  # for aligned tensors
 
     def __call__(self, *tensors: Tensor) -> None:
-        if self.device == current_cuda_device() or INTERPRETED:
-            if self.run is None or _HOOKS.calls or not self.run(*tensors):
-                self._start(tensors)
-        else:
+        compiled = self.compiled
+        if self.device != current_cuda_device() and not INTERPRETED:
             with torch.cuda.device(self.device):  # Triton launches on the current device
                 self(*tensors)
-
-    def _start(self, tensors: Sequence[Tensor]) -> None:
-        compiled = self.kernel[self.grid](*tensors, *self.sizes, **self.constants, **self.options)
-        if compiled is not None and _are_aligned(tensors):  # the interpreter compiles nothing
-            self.run = self._runner(compiled, len(tensors))
-
-    def _runner(self, compiled: Any, tensors: int) -> Callable[..., bool]:
-        """Return the fastest way to run a compiled kernel."""
-        rest = (*self.sizes, *self.constants.values())
-        run = compiled[self.grid]
-        bound = launcher.bind(compiled, self.grid[0], self.device, tensors, rest)
-        return bound or (lambda *tensors: _are_aligned(tensors) and run(*tensors, *rest) is None)
+        elif compiled is None or _HOOKS.calls or not _are_aligned(tensors):
+            made = self.kernel[self.programs,](*tensors, *self.sizes, **self.constants, **self.options)
+            if _are_aligned(tensors):
+                self.compiled = made  # None in the interpreter
+        else:
+            compiled.run(
+                self.programs, 1, 1, current_cuda_stream(self.device), compiled.function, compiled.packed_metadata,
+                None, None, None, *tensors, *self.sizes, *self.constants.values(),
+            )  # fmt: skip
 
 
 def _are_aligned(tensors: Sequence[Tensor]) -> bool:
