@@ -10,7 +10,7 @@ keras = pytest.importorskip("keras")
 BACKEND = keras.backend.backend()
 PAPER = ["identity", "relu", "tanh"]
 HULLS = ["ConvexHull", "AffineHull", "ConicHull", "LinearHull"]
-PARAMETRIZATIONS = [(name, choice) for name in HULLS for choice in getattr(hullo, name).set_class.choices]
+PARAMETRIZATIONS = [(name, choice) for name in HULLS for choice in getattr(hullo, name).coefficient_set.choices]
 
 # Keras turns PyTorch's tensors into arrays in a way that NumPy no longer likes.
 without_array_warning = pytest.mark.filterwarnings(

@@ -17,7 +17,7 @@ QUARTET = ("identity", "relu", "tanh", "unit_silu")
 HULLS = [
     (hull, parametrization)
     for hull in (hullo.ConvexHull, hullo.AffineHull, hullo.ConicHull, hullo.LinearHull)
-    for parametrization in hull.set_class.choices
+    for parametrization in hull.coefficient_set.choices
 ]
 every_hull = pytest.mark.parametrize(("hull", "parametrization"), HULLS)
 

@@ -13,17 +13,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import hullo
+from hullo.coefficients import CoefficientSet
+from hullo.modules import HULLS as KINDS
 from hullo.parametrizations import feasible_gradient, get_parametrization
 
-SIMPLEX = hullo.coefficients.Simplex.choices
-HYPERPLANE = hullo.coefficients.Hyperplane.choices
-ORTHANT = hullo.coefficients.Orthant.choices
-PARAMETRIZATIONS = (*SIMPLEX, *HYPERPLANE, *ORTHANT, *hullo.coefficients.Space.choices)
+SIMPLEX = hullo.coefficients.SIMPLEX.choices
+HYPERPLANE = hullo.coefficients.HYPERPLANE.choices
+ORTHANT = hullo.coefficients.ORTHANT.choices
+PARAMETRIZATIONS = (*SIMPLEX, *HYPERPLANE, *ORTHANT, *hullo.coefficients.SPACE.choices)
 NEVER_ZERO = ("softmax", "softplus")
 HULLS = {
     parametrization: hull
     for hull in (hullo.ConvexHull, hullo.AffineHull, hullo.ConicHull, hullo.LinearHull)
-    for parametrization in hull.set_class.choices
+    for parametrization in hull.coefficient_set.choices
 }
 DTYPES = (torch.float32, torch.float64)
 
@@ -248,67 +250,48 @@ def test_coefficients_stay_in_the_set_with_any_optimizer(optimizer: str, paramet
 
 
 class TestSets:
-    @pytest.mark.parametrize("kind", [hullo.coefficients.Simplex, hullo.coefficients.Hyperplane])
-    def test_errors_describe_the_violation(
-        self, kind: type[hullo.coefficients.Simplex] | type[hullo.coefficients.Hyperplane]
-    ) -> None:
-        check = kind().check
-        assert check(torch.tensor([0.25, 0.75])) == (True, "")
-        assert check(torch.tensor([0.5, 0.6])) == (False, "coefficients must sum to one, these sum to 1.1")
-        for number in (torch.nan, torch.inf):
-            assert check(torch.tensor([0.5, number])) == (False, "coefficients must be finite numbers")
+    @pytest.mark.parametrize("allowed", [hullo.coefficients.SIMPLEX, hullo.coefficients.HYPERPLANE])
+    def test_errors_describe_the_violation(self, allowed: CoefficientSet) -> None:
+        describe = allowed.describe_violation
+        assert describe(torch.tensor([0.25, 0.75])) == ""
+        assert describe(torch.tensor([0.5, 0.6])) == "coefficients must sum to one, these sum to 1.1"
+
+    @pytest.mark.parametrize("allowed", [hull.coefficient_set for hull in KINDS.values()])
+    @pytest.mark.parametrize("number", [torch.nan, torch.inf])
+    def test_coefficients_are_finite(self, allowed: CoefficientSet, number: float) -> None:
+        assert allowed.describe_violation(torch.tensor([0.5, number])) == "coefficients must be finite numbers"
 
     def test_sums_are_as_exact_as_the_largest_coefficient(self) -> None:
-        assert hullo.coefficients.Hyperplane().check(torch.tensor([300000.3, -299999.28])) == (True, "")  # float32
-        assert not hullo.coefficients.Hyperplane().check(torch.tensor([300010.3, -299999.3]))[0]
+        describe = hullo.coefficients.HYPERPLANE.describe_violation
+        assert not describe(torch.tensor([300000.3, -299999.28]))  # float32
+        assert describe(torch.tensor([300010.3, -299999.3]))
 
     def test_one_invalid_row_is_an_error(self) -> None:
         rows = torch.tensor([[0.5, 0.5], [1.0, 0.0], [0.0, 0.9]])
-        assert hullo.coefficients.Hyperplane().check(rows) == (False, "coefficients must sum to one, these sum to 0.9")
-
-    def test_only_the_hyperplane_allows_negative_coefficients(self) -> None:
-        outside = torch.tensor([1.5, -0.5])
-        assert hullo.coefficients.Hyperplane().check(outside) == (True, "")
-        ok, reason = hullo.coefficients.Simplex().check(outside)
-        assert not ok
-        assert "must not be negative, one is -0.5" in reason
+        found = hullo.coefficients.HYPERPLANE.describe_violation(rows)
+        assert found == "coefficients must sum to one, these sum to 0.9"
 
     @pytest.mark.parametrize(
-        ("kind", "never_zero", "other"),
-        [(hullo.coefficients.Simplex, "softmax", "projection"), (hullo.coefficients.Orthant, "softplus", "clamped")],
-    )
-    def test_positive_parametrization_cannot_start_at_zero(
-        self,
-        kind: Callable[[str], hullo.coefficients.Simplex | hullo.coefficients.Orthant],
-        never_zero: str,
-        other: str,
-    ) -> None:
-        vertex = torch.tensor([1.0, 0.0])
-        assert kind(other).check(vertex) == (True, "")
-        ok, reason = kind(never_zero).check(vertex)
-        assert not ok
-        assert f"parametrization={other!r} can start there" in reason
-
-    def test_only_convex_and_affine_coefficients_sum_to_one(self) -> None:
-        assert hullo.coefficients.Orthant().check(torch.tensor([2.0, 0.5])) == (True, "")
-        assert hullo.coefficients.Space().check(torch.tensor([2.0, -0.5])) == (True, "")
-        ok, reason = hullo.coefficients.Orthant().check(torch.tensor([2.0, -0.5]))
-        assert not ok
-        assert "must not be negative, one is -0.5" in reason
-        for kind in (hullo.coefficients.Orthant, hullo.coefficients.Space):
-            assert kind().check(torch.tensor([0.5, torch.nan])) == (False, "coefficients must be finite numbers")
-
-    @pytest.mark.parametrize(
-        ("kind", "parametrization", "message"),
+        ("row", "kinds"),
         [
-            (hullo.coefficients.Simplex, "free", "'free'.*Simplex.*'projection', 'softmax'"),
-            (hullo.coefficients.Hyperplane, "", "''.*Hyperplane.*'recentred', 'free'"),
-            (hullo.coefficients.Hyperplane, "given", "'given'.*Hyperplane"),
-            (hullo.coefficients.Simplex, 3, "3.*Simplex"),
+            ([0.5, 0.5], {"convex", "affine", "conic", "linear"}),
+            ([1.5, -0.5], {"affine", "linear"}),
+            ([2.0, 0.5], {"conic", "linear"}),
+            ([2.0, -0.5], {"linear"}),
         ],
     )
-    def test_unknown_parametrization_is_rejected(
-        self, kind: Callable[[object], object], parametrization: object, message: str
-    ) -> None:
-        with pytest.raises(ValueError, match=message):
-            kind(parametrization)
+    def test_each_set_has_its_rows(self, row: list[float], kinds: set[str]) -> None:
+        found = {k for k, hull in KINDS.items() if not hull.coefficient_set.describe_violation(torch.tensor(row))}
+        assert found == kinds
+
+    @pytest.mark.parametrize("allowed", [hullo.coefficients.SIMPLEX, hullo.coefficients.ORTHANT])
+    def test_positive_parametrization_cannot_start_at_zero(self, allowed: CoefficientSet) -> None:
+        vertex, (closed, never_zero) = torch.tensor([1.0, 0.0]), allowed.choices
+        assert not allowed.describe_violation(vertex, closed)
+        assert f"parametrization={closed!r} can start there" in allowed.describe_violation(vertex, never_zero)
+
+    @pytest.mark.parametrize(("kind", "name"), [("convex", "free"), ("affine", ""), ("affine", "given"), ("convex", 3)])
+    def test_unknown_parametrization_is_rejected(self, kind: str, name: object) -> None:
+        choices = KINDS[kind].coefficient_set.choices
+        with pytest.raises(ValueError, match=f"{name!r}.*{choices[0]}.*{choices[1]}"):
+            KINDS[kind]("identity", "relu", parametrization=name)  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ Job = Callable[[int, str], None]
 
 def model(parametrization: str) -> nn.Sequential:
     torch.manual_seed(0)
-    hull = hullo.ConvexHull if parametrization in hullo.coefficients.Simplex.choices else hullo.AffineHull
+    hull = hullo.ConvexHull if parametrization in hullo.coefficients.SIMPLEX.choices else hullo.AffineHull
     start = (
         [[0.0, 1.0, 0.0], [0.5, 0.5, 0.0]] if parametrization == "projection" else None
     )  # on the boundary of the simplex

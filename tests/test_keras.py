@@ -73,7 +73,7 @@ def assert_twins_agree(layer, module, x, upstream):
     np.testing.assert_allclose(numpy(y), expected.detach(), rtol=tolerance, atol=tolerance)
     np.testing.assert_allclose(numpy(dx), x.grad, rtol=tolerance, atol=tolerance * np.max(np.abs(upstream), initial=0))
     expected_draw = module.raw.grad
-    if restrict := module.constraint.parametrization.restrict:  # in PyTorch just before a step
+    if restrict := module.parametrization.restrict:  # in PyTorch just before a step
         expected_draw = restrict(module.raw.detach(), expected_draw)
     np.testing.assert_allclose(numpy(draw), expected_draw, rtol=tolerance, atol=tolerance)
     np.testing.assert_allclose(numpy(layer.coefficients), module.coefficients.detach(), atol=tolerance)

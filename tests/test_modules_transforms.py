@@ -43,7 +43,7 @@ class TestTransforms:
             member(x).square().sum().backward()
             torch.testing.assert_close(actual[f"1.{member[1].raw_name}"][k], member[1].raw.grad, rtol=1e-4, atol=1e-5)
 
-    @pytest.mark.parametrize("parametrization", hullo.coefficients.Simplex.choices)
+    @pytest.mark.parametrize("parametrization", hullo.coefficients.SIMPLEX.choices)
     def test_jacobians_by_both_modes_agree(self, parametrization: str) -> None:
         act = uneven(hullo.ConvexHull, parametrization, dtype=torch.float64)
         x = torch.randn(5, dtype=torch.float64)

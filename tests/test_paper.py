@@ -76,7 +76,7 @@ def test_affine_hull_of_monotone_bases_may_decrease() -> None:
 def test_monotone_combination_may_have_a_negative_coefficient() -> None:
     assert not falls([2.0, -1.0], ["identity", "tanh"])
     assert hullo.is_monotone([2.0, -1.0], ["identity", "tanh"])
-    assert not hullo.coefficients.Simplex().check(torch.tensor([2.0, -1.0]))[0]
+    assert hullo.coefficients.SIMPLEX.describe_violation(torch.tensor([2.0, -1.0]))
 
 
 @given(st.lists(st.floats(-1, 2), min_size=2, max_size=5), st.booleans(), st.booleans())
@@ -87,8 +87,8 @@ def test_convex_hull_is_the_intersection_of_cone_and_affine_hull(c: list[float],
     if one:
         numbers = numbers + (1 - numbers.sum()) / len(numbers)
     in_cone = bool((numbers >= 0).all())
-    in_affine_hull = hullo.coefficients.Hyperplane().check(numbers)[0]
-    assert hullo.coefficients.Simplex().check(numbers)[0] == (in_cone and in_affine_hull)
+    in_affine_hull = not hullo.coefficients.HYPERPLANE.describe_violation(numbers)
+    assert (not hullo.coefficients.SIMPLEX.describe_violation(numbers)) == (in_cone and in_affine_hull)
 
 
 @given(st.floats(0, 1))

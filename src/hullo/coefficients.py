@@ -1,13 +1,13 @@
-"""Sets of coefficients, one per kind of hull.
+"""Coefficients of hulls: the sets they lie in, raw parameters of given ones, and read-only values.
 
-A convex hull's coefficients lie in the :class:`Simplex`, an affine hull's in the :class:`Hyperplane`, a conic hull's
-in the :class:`Orthant`, a linear hull's anywhere in :class:`Space`. A parametrization
-(:mod:`hullo.parametrizations`) maps the raw parameters of an optimizer into the set.
+A convex hull's coefficients lie in a simplex, an affine hull's in a hyperplane, a conic hull's in an orthant, a linear
+hull's anywhere. A parametrization (:mod:`hullo.parametrizations`) maps the raw parameters of an optimizer into the set.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,38 +18,32 @@ from hullo.parametrizations import BuiltInParametrization, Parametrization, get_
 _TOLERANCE = 1e-5  # on the sum of given coefficients, relative to the largest; those of a hull are exact up to rounding
 
 
-class _Set:
-    """A set of coefficients with one of its parametrizations, by default the first of `choices`."""
+@dataclass(frozen=True)
+class CoefficientSet:
+    """A set of coefficients, and the names of its parametrizations.
 
-    choices: ClassVar[tuple[str, ...]]  # the second one never reaches zero, if coefficients are not negative
-    sums_to_one: ClassVar[bool] = False
-    is_nonnegative: ClassVar[bool] = False
-    parametrization: Parametrization
+    The first is the default; the second never reaches zero, if coefficients are not negative.
+    """
 
-    def __init__(self, parametrization: str | Parametrization | None = None) -> None:
-        chosen = self.choices[0] if parametrization is None else parametrization
-        if isinstance(chosen, BuiltInParametrization):
-            chosen = chosen.name
-        if isinstance(chosen, Parametrization):
-            self.parametrization = chosen
-            return
-        if chosen not in self.choices:
+    choices: tuple[str, ...]
+    sums_to_one: bool = False
+    is_nonnegative: bool = False
+
+    def read_parametrization(self, given: str | Parametrization | None) -> Parametrization:
+        """Return the parametrization of a name, a user's own, or the default."""
+        if isinstance(given, Parametrization) and not isinstance(given, BuiltInParametrization):
+            return given
+        name = self.choices[0] if given is None else getattr(given, "name", given)
+        if name not in self.choices:
             listed = ", ".join(map(repr, self.choices))
             raise ValueError(
-                f"invalid parametrization {chosen!r} for {type(self).__name__}; valid are {listed} and instances of "
+                f"invalid parametrization {given!r}; valid are {listed} and instances of "
                 "hullo.parametrizations.Parametrization"
             )
-        self.parametrization = get_parametrization(chosen)
+        return get_parametrization(name)
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.parametrization.name!r})"
-
-    def check(self, coefficients: Tensor) -> tuple[bool, str]:
-        """Return whether every row of coefficients is in the set, and if not, why."""
-        reason = self._describe_violation(coefficients)
-        return not reason, reason
-
-    def _describe_violation(self, coefficients: Tensor) -> str:
+    def describe_violation(self, coefficients: Tensor, parametrization: str = "") -> str:
+        """Return why a row of coefficients is not in the set, or is out of reach of a parametrization; or ""."""
         if not bool(coefficients.isfinite().all()):
             return "coefficients must be finite numbers"
         if self.sums_to_one:
@@ -60,97 +54,47 @@ class _Set:
         least = coefficients.amin().item()
         if self.is_nonnegative and least < 0:
             return f"coefficients must not be negative, one is {least:.6g}"
-        if self.is_nonnegative and least < 1e-300 and self.parametrization.name == self.choices[1]:
+        if self.is_nonnegative and least < 1e-300 and parametrization == self.choices[1]:
             closed = self.choices[0]
             return (
-                f"{self.choices[1]} never reaches zero, one is {least:.6g}; parametrization={closed!r} can start there"
+                f"{parametrization} never reaches zero, one is {least:.6g}; parametrization={closed!r} can start there"
             )
         return ""
 
 
-class Hyperplane(_Set):
-    """The coefficients of an affine hull: {c : sum c = 1}.
-
-    `parametrization` is ``"recentred"``, c = r + (1 - sum r) / N, which treats all bases alike, or ``"free"``, where
-    the first N - 1 coefficients are the raw parameters and the last is one minus their sum.
-
-    >>> import torch, hullo
-    >>> hullo.coefficients.Hyperplane().check(torch.tensor([2.0, -1.0]))
-    (True, '')
-    """
-
-    choices, sums_to_one = ("recentred", "free"), True
+SIMPLEX = CoefficientSet(("projection", "softmax"), sums_to_one=True, is_nonnegative=True)
+HYPERPLANE = CoefficientSet(("recentred", "free"), sums_to_one=True)
+ORTHANT = CoefficientSet(("clamped", "softplus"), is_nonnegative=True)
+SPACE = CoefficientSet(("given",))
 
 
-class Simplex(_Set):
-    """The coefficients of a convex hull: {c : c >= 0, sum c = 1}.
-
-    `parametrization` is ``"projection"``, the Euclidean projection, which reaches vertices and edges exactly and can
-    leave them again, or ``"softmax"``, which stays strictly inside. With both, the gradients of micro-batches and of
-    processes add up to that of the whole batch. On the boundary, an optimizer of torch.optim steps along the part of
-    the summed gradient that stays in the simplex.
-
-    >>> import torch, hullo
-    >>> hullo.coefficients.Simplex().check(torch.tensor([2.0, -1.0]))
-    (False, 'coefficients must not be negative, one is -1')
-    """
-
-    choices, sums_to_one, is_nonnegative = ("projection", "softmax"), True, True
-
-
-class Orthant(_Set):
-    """The coefficients of a conic hull: {c : c >= 0}.
-
-    `parametrization` is ``"clamped"``, c = max(r, 0), which reaches zero exactly and can leave it again, as the
-    projection of :class:`Simplex` does, or ``"softplus"``, c = log(1 + exp(r)), which stays above zero.
-
-    >>> import torch, hullo
-    >>> hullo.coefficients.Orthant().check(torch.tensor([2.0, 0.0]))
-    (True, '')
-    """
-
-    choices, is_nonnegative = ("clamped", "softplus"), True
-
-
-class Space(_Set):
-    """The coefficients of a linear hull: any numbers, the raw parameters themselves.
-
-    >>> import torch, hullo
-    >>> hullo.coefficients.Space().check(torch.tensor([2.0, -3.0]))
-    (True, '')
-    """
-
-    choices = ("given",)
-
-
-def invert(constraint: _Set, coefficients: Tensor) -> Tensor:
+def invert(parametrization: Parametrization, coefficients: Tensor, allowed: CoefficientSet) -> Tensor:
     """Return raw parameters of coefficients; check that a user's parametrization maps them back and stays in the set.
 
     Raises:
         ValueError: the parametrization cannot represent the coefficients, or leaves the set near them.
     """
-    chosen = constraint.parametrization
-    raw = chosen.inverse(coefficients)
-    if isinstance(chosen, BuiltInParametrization):
+    raw = parametrization.inverse(coefficients)
+    if isinstance(parametrization, BuiltInParametrization):
         return raw
-    expected = (*coefficients.shape[:-1], coefficients.shape[-1] - chosen.fewer)
+    expected = (*coefficients.shape[:-1], coefficients.shape[-1] - parametrization.fewer)
     if tuple(raw.shape) != expected:
         raise ValueError(
-            f"invalid {chosen!r}: inverse maps coefficients of shape {tuple(coefficients.shape)} to raw parameters of "
-            f"shape {tuple(raw.shape)}, expected {expected}; set fewer={coefficients.shape[-1] - raw.shape[-1]}"
+            f"invalid {parametrization!r}: inverse maps coefficients of shape {tuple(coefficients.shape)} to raw "
+            f"parameters of shape {tuple(raw.shape)}, expected {expected}; set "
+            f"fewer={coefficients.shape[-1] - raw.shape[-1]}"
         )
-    back = chosen.transform(raw)
+    back = parametrization.transform(raw)
     if not raw.isfinite().all() or back.shape != coefficients.shape or (back - coefficients).abs().max() > _TOLERANCE:
         raise ValueError(
-            f"{chosen!r} cannot represent coefficients {coefficients.tolist()}: inverse gives {raw.tolist()}, and "
-            f"transform of that {back.tolist()}; choose other coefficients, or correct transform and inverse"
+            f"{parametrization!r} cannot represent coefficients {coefficients.tolist()}: inverse gives {raw.tolist()}, "
+            f"and transform of that {back.tolist()}; choose other coefficients, or correct transform and inverse"
         )
     moved = raw + 0.3 * torch.arange(1, raw.shape[-1] + 1).to(raw).sin()  # as an optimizer step might
-    ok, reason = constraint.check(chosen.transform(moved))
-    if not ok:
+    if reason := allowed.describe_violation(parametrization.transform(moved)):
         raise ValueError(
-            f"{chosen!r} leaves the set of {constraint!r}: transform of {moved.tolist()} gives "
-            f"{chosen.transform(moved).tolist()}; {reason}"
+            f"{parametrization!r} leaves the set of the hull: transform of {moved.tolist()} gives "
+            f"{parametrization.transform(moved).tolist()}; {reason}"
         )
     return raw
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hullo._compat import gather, is_sharded, real_tensors, shard_like
 from hullo.bases import Base, get_base, resolve
-from hullo.coefficients import Hyperplane, Orthant, Simplex, Space, invert, read_only
+from hullo.coefficients import HYPERPLANE, ORTHANT, SIMPLEX, SPACE, CoefficientSet, invert, read_only
 from hullo.functional import apply
 from hullo.kernels import CombineSpec
 from hullo.optimizer_hook import watch
@@ -60,7 +60,7 @@ class Hull(nn.Module):
     """Hold bases and raw parameters, and compute coefficients from them: the base class of all hulls."""
 
     kind: ClassVar[str]
-    set_class: ClassVar[type[Simplex] | type[Hyperplane] | type[Orthant] | type[Space]]
+    coefficient_set: ClassVar[CoefficientSet]
     is_strict: ClassVar[bool] = True  # the default of `strict`
     raw_name: str
     inner_scale: nn.Parameter | None
@@ -79,7 +79,7 @@ class Hull(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not hasattr(self, "set_class"):
+        if not hasattr(self, "kind"):
             names = ", ".join(cls.__name__ for cls in HULLS.values())
             raise TypeError(f"Hull is the base class of the hulls; make one of {names}")
         if not isinstance(groups, int) or isinstance(groups, bool) or groups < 1:
@@ -91,8 +91,7 @@ class Hull(nn.Module):
             raise TypeError(f"dtype={dtype!r}: coefficients need a floating-point torch.dtype such as torch.float32")
         self.bases = resolve(_flatten(bases), strict=self.is_strict if strict is None else strict)
         self.groups = groups
-        self.constraint = self.set_class(parametrization)
-        chosen = self.constraint.parametrization
+        self.parametrization = chosen = self.coefficient_set.read_parametrization(parametrization)
         in_kernel = chosen if isinstance(chosen, BuiltInParametrization) else get_parametrization("given")
         self.spec = CombineSpec(self.bases, in_kernel, channel_dim)
         self.raw_name = write_raw_name(chosen.name, self.bases, groups, channel_dim)
@@ -117,13 +116,13 @@ class Hull(nn.Module):
         self._watch()  # copies and unpickled hulls
 
     def _watch(self) -> None:
-        if self.constraint.parametrization.restrict is not None:
+        if self.parametrization.restrict is not None:
             watch(self)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (the argument's name in PyTorch's modules)
         parameters = self._parameters  # faster than attributes; FSDP and nn.DataParallel remove them
         raw = parameters.get(self.raw_name)
-        if raw is None or self.constraint.parametrization is not self.spec.parametrization:
+        if raw is None or self.parametrization is not self.spec.parametrization:
             raw = self.kernel_input()  # type: ignore[assignment]
         scales = parameters.get("inner_scale", False)
         if scales is False:
@@ -132,7 +131,7 @@ class Hull(nn.Module):
 
     def kernel_input(self) -> Tensor:
         """Return the input of the kernels: raw parameters of a built-in parametrization, otherwise coefficients."""
-        parametrization = self.constraint.parametrization
+        parametrization = self.parametrization
         return self.raw if parametrization is self.spec.parametrization else evaluate(parametrization, self.raw)
 
     def reset_parameters(self) -> None:
@@ -150,7 +149,7 @@ class Hull(nn.Module):
         error. Single coefficients cannot be assigned. If the raw parameters are sharded (a DTensor), all processes have
         to call this, and each gets all coefficients.
         """
-        return read_only(evaluate(self.constraint.parametrization, gather(self.raw)))
+        return read_only(evaluate(self.parametrization, gather(self.raw)))
 
     @coefficients.setter
     def coefficients(self, value: Init) -> None:
@@ -175,7 +174,7 @@ class Hull(nn.Module):
     @property
     def shape(self) -> tuple[int, ...]:
         """Return the shape of the raw parameters."""
-        per_row = len(self.bases) - self.constraint.parametrization.fewer
+        per_row = len(self.bases) - self.parametrization.fewer
         return (per_row,) if self.groups == 1 else (self.groups, per_row)
 
     @property
@@ -186,7 +185,7 @@ class Hull(nn.Module):
     def _raw_values(self, coefficients: Tensor) -> list[Any]:
         """Return the raw parameters of coefficients as lists; under a tensor mode, they become tensors of that mode."""
         with real_tensors(), torch.no_grad():
-            values: list[Any] = invert(self.constraint, coefficients).tolist()
+            values: list[Any] = invert(self.parametrization, coefficients, self.coefficient_set).tolist()
         return values
 
     @real_tensors()
@@ -207,8 +206,7 @@ class Hull(nn.Module):
             raise TypeError(f"invalid coefficients {value!r} for {self.spelling}; give {valid}") from None
         if given.shape not in ((n,), shape):
             raise ValueError(f"invalid coefficients of shape {tuple(given.shape)} for {self.spelling}; give {valid}")
-        ok, reason = self.constraint.check(given)
-        if not ok:
+        if reason := self.coefficient_set.describe_violation(given, self.parametrization.name):
             raise ValueError(f"invalid coefficients {_format(given)} for {self.spelling}: {reason}")
         return given.expand(shape).clone()
 
@@ -256,8 +254,8 @@ class Hull(nn.Module):
             parts.append(f"groups={self.groups}")
         if self.groups > 1 and self.spec.channel_dim != 1:
             parts.append(f"channel_dim={self.spec.channel_dim}")
-        if self.constraint.parametrization.name != self.set_class.choices[0]:
-            parts.append(f"parametrization={self.constraint.parametrization.name!r}")
+        if self.parametrization.name != self.coefficient_set.choices[0]:
+            parts.append(f"parametrization={self.parametrization.name!r}")
         if self.inner_scale is not None:
             kind = "hull" if self.inner_scale.shape[-1] == 1 else "base"
             scales = self.local_scales() if self.groups == 1 else None
@@ -287,8 +285,9 @@ class AffineHull(Hull):
         groups: 1 is one activation for the layer; G gives each of G equal groups of channels its own coefficients;
             the number of channels gives one activation per channel.
         channel_dim: the dimension of the channels: 1 as in convolutions, -1 in transformers.
-        parametrization: how raw parameters become coefficients: "recentred" or "free", see
-            :class:`hullo.coefficients.Hyperplane`, or your own :class:`hullo.parametrizations.Parametrization`.
+        parametrization: how raw parameters r become coefficients: "recentred", c = r + (1 - sum r) / N, which treats
+            all bases alike; "free", where the last coefficient is one minus the others; or your own
+            :class:`hullo.parametrizations.Parametrization`.
         strict: reject bases that do not have value zero and slope one at the origin. By default convex and affine
             hulls do, conic and linear ones do not.
         inner_scale: learn a scale b of the input, f(b x): "hull" for one scale, "base" for one per base, which start at
@@ -311,14 +310,17 @@ class AffineHull(Hull):
     """
 
     kind = "affine"
-    set_class = Hyperplane
+    coefficient_set = HYPERPLANE
 
 
 class ConvexHull(Hull):
     r"""An activation learned in the convex hull of base functions: sum c_i f_i(x) with sum c_i = 1 and c_i >= 0.
 
-    The arguments are those of :class:`AffineHull`; `parametrization` is "projection" or "softmax", see
-    :class:`hullo.coefficients.Simplex`. If all bases are monotone, so is the function.
+    The arguments are those of :class:`AffineHull`. `parametrization` is "projection", the nearest point of the set,
+    which reaches zeros exactly and can leave them again, or "softmax", which stays strictly inside. With both, the
+    gradients of micro-batches and of processes add up to that of the whole batch. On the boundary, an optimizer of
+    torch.optim steps along the part of the summed gradient that stays in the set. If all bases are monotone, so is the
+    function.
 
     Example:
         >>> import hullo
@@ -327,14 +329,15 @@ class ConvexHull(Hull):
     """
 
     kind = "convex"
-    set_class = Simplex
+    coefficient_set = SIMPLEX
 
 
 class ConicHull(Hull):
     r"""An activation learned in the conic hull of base functions: sum c_i f_i(x) with c_i >= 0.
 
-    The arguments are those of :class:`AffineHull`; `parametrization` is "clamped" or "softplus", see
-    :class:`hullo.coefficients.Orthant`. Coefficients may have any sum. If all bases are monotone, so is the function.
+    The arguments are those of :class:`AffineHull`. `parametrization` is "clamped", c = max(r, 0), which reaches zero
+    exactly and can leave it again, as the projection of :class:`ConvexHull`, or "softplus", c = log(1 + exp(r)), which
+    stays above zero. Coefficients may have any sum. If all bases are monotone, so is the function.
 
     Example:
         >>> import hullo
@@ -343,7 +346,7 @@ class ConicHull(Hull):
     """
 
     kind = "conic"
-    set_class = Orthant
+    coefficient_set = ORTHANT
     is_strict = False
 
 
@@ -359,7 +362,7 @@ class LinearHull(Hull):
     """
 
     kind = "linear"
-    set_class = Space
+    coefficient_set = SPACE
     is_strict = False
 
 

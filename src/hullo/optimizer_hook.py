@@ -90,8 +90,8 @@ def _owners() -> Iterator[tuple[int, Any]]:
     for owner in _watched:
         if hasattr(owner, "feasible_gradient"):
             yield id(owner.raw), owner
-        elif hasattr(owner, "constraint"):  # a hull that is made completely
+        elif hasattr(owner, "parametrization"):  # a hull that is made completely
             raw = owner._parameters.get(owner.raw_name)
             # a shard of a flattened parameter has another shape, and not all coefficients of a row
             if raw is not None and raw.shape == owner.shape:
-                yield id(raw), owner.constraint.parametrization
+                yield id(raw), owner.parametrization

@@ -12,10 +12,10 @@ from hullo.parametrizations import get_parametrization
 
 NAMES = ("identity", "relu", "tanh", "unit_silu")
 PARAMETRIZATIONS = [
-    *hullo.coefficients.Space.choices,
-    *hullo.coefficients.Simplex.choices,
-    *hullo.coefficients.Hyperplane.choices,
-    *hullo.coefficients.Orthant.choices,
+    *hullo.coefficients.SPACE.choices,
+    *hullo.coefficients.SIMPLEX.choices,
+    *hullo.coefficients.HYPERPLANE.choices,
+    *hullo.coefficients.ORTHANT.choices,
 ]
 
 

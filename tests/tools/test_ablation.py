@@ -79,8 +79,8 @@ def test_the_default_is_the_librarys(kind: str, module: type[hullo.ConvexHull] |
     assert hull.coefficients.tolist() == pytest.approx([1 / 3] * 3)
     assert hull.groups == 1
     scale = inspect.signature(hullo.parameter_groups).parameters["coefficient_lr_scale"].default
-    family = only(runs(kind, Choice(hull.constraint.parametrization.name, "relu", 30.0, "channel"), [80.0]))
-    assert family.default == Choice(hull.constraint.parametrization.name, "uniform", scale, "layer")
+    family = only(runs(kind, Choice(hull.parametrization.name, "relu", 30.0, "channel"), [80.0]))
+    assert family.default == Choice(hull.parametrization.name, "uniform", scale, "layer")
 
 
 @pytest.mark.parametrize("kind", ["convex", "affine"])

@@ -46,7 +46,7 @@ class Hull(keras.layers.Layer):  # type: ignore[misc]
             raise ValueError(f"axis={axis!r}: give the index of the axis that holds the channels")
         if not (isinstance(lr_scale, (int, float)) and 0 < lr_scale < float("inf")):
             raise ValueError(f"lr_scale={lr_scale!r}: give a positive number; trainable=False freezes the coefficients")
-        choices = self.torch_class.set_class.choices
+        choices = self.torch_class.coefficient_set.choices
         if parametrization is not None and parametrization not in choices:
             raise ValueError(
                 f"invalid parametrization {parametrization!r} for the Keras layer {type(self).__name__}; valid are "
@@ -69,7 +69,7 @@ class Hull(keras.layers.Layer):  # type: ignore[misc]
         )
         torch_hull = self._make_torch_hull(init=self.init)
         self.bases, self.spelling = torch_hull.bases, torch_hull.spelling
-        self.parametrization = torch_hull.constraint.parametrization.name
+        self.parametrization = torch_hull.parametrization.name
         self._combine = combiner(self.bases)
         self.raw = self.add_weight(
             name="raw_coefficients",
@@ -159,7 +159,7 @@ class Hull(keras.layers.Layer):  # type: ignore[misc]
 
     def __repr__(self) -> str:
         parts = [str([item.name for item in self.bases])]
-        defaults = {"groups": 1, "axis": -1, "parametrization": self.torch_class.set_class.choices[0]}
+        defaults = {"groups": 1, "axis": -1, "parametrization": self.torch_class.coefficient_set.choices[0]}
         parts += [f"{name}={getattr(self, name)!r}" for name in defaults if getattr(self, name) != defaults[name]]
         return f"{type(self).__name__}({', '.join(parts)})"
 
@@ -194,7 +194,7 @@ class AffineHull(Hull):
             the number of channels is one activation per channel.
         axis: where the channels are: -1 as in Keras, 1 for channels-first data.
         parametrization: how raw parameters become coefficients, "recentred" or "free"; see
-            :class:`hullo.coefficients.Hyperplane`.
+            :class:`hullo.AffineHull`.
         strict: reject bases that do not have value zero and slope one at the origin. By default convex and affine
             hulls do, conic and linear ones do not.
         lr_scale: the factor of the learning rate of the coefficients. The layer's variable holds the raw parameters
@@ -220,7 +220,7 @@ class ConvexHull(Hull):
     r"""An activation learned in the convex hull of base functions: sum c_i f_i(x) with sum c_i = 1 and c_i >= 0.
 
     The arguments are those of :class:`AffineHull`; `parametrization` is "projection" or "softmax", see
-    :class:`hullo.coefficients.Simplex`. With a projection, each backward pass gives the part of its gradient that
+    :class:`hullo.ConvexHull`. With a projection, each backward pass gives the part of its gradient that
     stays in the simplex. So where a coefficient is zero, accumulated gradients, or those of several replicas, differ a
     little from the gradient of the whole batch; with a softmax they do not.
 
@@ -238,7 +238,7 @@ class ConicHull(Hull):
     r"""An activation learned in the conic hull of base functions: sum c_i f_i(x) with c_i >= 0.
 
     The arguments are those of :class:`AffineHull`; `parametrization` is "clamped" or "softplus", see
-    :class:`hullo.coefficients.Orthant`. A clamped coefficient at zero has the gradient of a projected one in
+    :class:`hullo.ConicHull`. A clamped coefficient at zero has the gradient of a projected one in
     :class:`ConvexHull`.
 
     Example:

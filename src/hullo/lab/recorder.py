@@ -185,7 +185,7 @@ def find_layers(model: Any) -> tuple[dict[str, list[Layer]], list[str]]:
             reasons.append(f"{name} is {hull.spelling} with {reason}")
         elif len(hull.bases) > 1 or hull.raw.requires_grad:
             bases = in_order(hull.bases)
-            spec = ActivationSpec(hull.kind, bases, hull.constraint.parametrization.name)
+            spec = ActivationSpec(hull.kind, bases, hull.parametrization.name)
             order = [hull.bases.index(item) for item in bases]
             layers.append(Layer(name, spec, lambda read=read, order=order: _rows(read())[:, order]))  # type: ignore[misc]
     by_spec: dict[ActivationSpec, list[Layer]] = {}
@@ -220,7 +220,7 @@ def _why_unrecordable(hull: Hull) -> str:
     own = [item.name for item in hull.bases if not is_built_in(item)]
     if own:
         return f"the base {own[0]}, which you added in this process"
-    if not isinstance(hull.constraint.parametrization, BuiltInParametrization):
+    if not isinstance(hull.parametrization, BuiltInParametrization):
         return "a parametrization of your own"
     if is_sharded(hull.raw):
         return "coefficients that are sharded over processes"

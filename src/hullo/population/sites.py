@@ -69,7 +69,7 @@ class Activation:
     def of(cls, module: nn.Module) -> Activation | None:
         """Return the activation of a module; None if it is not a combination of bases."""
         if isinstance(module, Hull):
-            chosen, scales = module.constraint.parametrization, None
+            chosen, scales = module.parametrization, None
             if module.inner_scale is not None:
                 scales = module.inner_scale.detach().reshape(module.groups, -1)
                 scales.requires_grad_(module.inner_scale.requires_grad)
@@ -216,9 +216,9 @@ def _check_hull(path: str, hull: Hull, hooked: bool) -> None:
     """Raise an error for a hull with code of the user's own that populations do not compute."""
     if hooked or type(hull).forward is not Hull.forward:
         raise ValueError(f"the hull {path!r} has hooks or an overridden forward, which a population does not call")
-    chosen = hull.constraint.parametrization
+    chosen = hull.parametrization
     if hull.raw.requires_grad and not isinstance(chosen, BuiltInParametrization):
-        valid = ", ".join(map(repr, hull.set_class.choices))
+        valid = ", ".join(map(repr, hull.coefficient_set.choices))
         raise ValueError(
             f"the hull {path!r} has parametrization={chosen.name!r}; a population trains hulls with {valid}, and "
             "others if they are frozen with requires_grad_(False)"

@@ -56,7 +56,7 @@ class Recipe:
 
     @property
     def _is_class(self) -> bool:
-        return isinstance(self.hull, type) and issubclass(self.hull, Hull) and hasattr(self.hull, "set_class")
+        return isinstance(self.hull, type) and issubclass(self.hull, Hull) and hasattr(self.hull, "kind")
 
     @property
     def is_default(self) -> bool:

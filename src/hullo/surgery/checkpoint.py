@@ -19,7 +19,7 @@ from hullo.surgery.sites import Site, named_hulls
 from hullo.surgery.state import Inputs, Snapshot
 
 _SCALES = "inner_scale"
-_BY_PARAMETRIZATION = {name: cls for cls in HULLS.values() for name in cls.set_class.choices}
+_BY_PARAMETRIZATION = {name: cls for cls in HULLS.values() for name in cls.coefficient_set.choices}
 
 
 def restore(model: nn.Module, state_dict: Mapping[str, Any], *, example_inputs: Inputs | None = None) -> nn.Module:

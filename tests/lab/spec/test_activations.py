@@ -122,7 +122,7 @@ class TestModules:
         if row.learns:
             assert isinstance(module, HULLS[row.kind])
             assert module.bases == row.bases
-            assert module.constraint.parametrization.name == row.parametrization
+            assert module.parametrization.name == row.parametrization
             rows = module.coefficients.detach()
             expected = [float(item == row.init) if row.init else 1 / len(row.bases) for item in row.bases]
             torch.testing.assert_close(rows, torch.tensor(expected).expand_as(rows))

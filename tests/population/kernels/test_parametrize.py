@@ -30,9 +30,9 @@ from hullo.population.kernels.parametrize import parametrize, restrict  # noqa: 
 
 NAMES = [name for name in hullo.list_bases() if not name.startswith(("unit_", "leaky", "celu", "selu"))][:9]
 HULLS = [
-    *(f"convex({{}},parametrization={name})" for name in hullo.coefficients.Simplex.choices),
-    *(f"affine({{}},parametrization={name})" for name in hullo.coefficients.Hyperplane.choices),
-    *(f"conic({{}},parametrization={name})" for name in hullo.coefficients.Orthant.choices),
+    *(f"convex({{}},parametrization={name})" for name in hullo.coefficients.SIMPLEX.choices),
+    *(f"affine({{}},parametrization={name})" for name in hullo.coefficients.HYPERPLANE.choices),
+    *(f"conic({{}},parametrization={name})" for name in hullo.coefficients.ORTHANT.choices),
     "linear({})",
 ]
 EVERY = [

@@ -166,7 +166,8 @@ def _read_options(given: list[list[str]], kind: str, bases: tuple[Base, ...]) ->
         raise ValueError(f"per={chosen['per']!r}; must be layer or channel")
     if kind in HULLS:
         numbers = [1 / len(bases) if init is None else float(item == init) for item in bases]
-        ok, reason = HULLS[kind].set_class(chosen["parametrization"]).check(torch.tensor(numbers, dtype=torch.float64))
-        if not ok:
+        allowed, start = HULLS[kind].coefficient_set, torch.tensor(numbers, dtype=torch.float64)
+        name = allowed.read_parametrization(chosen["parametrization"]).name
+        if reason := allowed.describe_violation(start, name):
             raise ValueError(reason)
     return chosen["parametrization"], init, chosen["per"]

@@ -25,8 +25,8 @@ def test_the_boxes_hold_the_base_functions_and_what_comes_out_is_their_convoluti
 
 def test_the_example_coefficients_are_in_their_hulls_and_show_the_difference() -> None:
     affine, convex = (torch.tensor(HULLS[kind], dtype=torch.float64) for kind in ("affine", "convex"))
-    assert hullo.coefficients.Simplex().check(convex)[0]
-    assert hullo.coefficients.Hyperplane().check(affine)[0]
-    assert not hullo.coefficients.Simplex().check(affine)[0]
+    assert not hullo.coefficients.SIMPLEX.describe_violation(convex)
+    assert not hullo.coefficients.HYPERPLANE.describe_violation(affine)
+    assert hullo.coefficients.SIMPLEX.describe_violation(affine)
     assert hullo.is_monotone(convex, BASES)
     assert not hullo.is_monotone(affine, BASES)

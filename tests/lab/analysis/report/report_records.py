@@ -65,7 +65,7 @@ def _make_record(spec: Spec) -> Record:
 
 def _wander(row: ActivationSpec, layers: int, epochs: int, chance: torch.Generator) -> Tensor:
     """Return a walk of every layer from the middle of the row's hull that slowly settles, (epoch, layer, base)."""
-    parametrization = HULLS[row.kind].set_class(row.parametrization).parametrization
+    parametrization = HULLS[row.kind].coefficient_set.read_parametrization(row.parametrization)
     size = 0.02 * torch.exp(-3 * torch.arange(epochs) / epochs)
     drift = torch.randn(layers, len(row.bases) - parametrization.fewer, generator=chance) / epochs
     steps = torch.randn(epochs, *drift.shape, generator=chance) * size[:, None, None] + drift

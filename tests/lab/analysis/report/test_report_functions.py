@@ -96,10 +96,8 @@ def test_slope_bounds_and_verdicts_agree(page: Any) -> None:
         assert math.isclose(high, expected_high, abs_tol=2e-9), about
         assert monotone == hullo.is_monotone(coefficients, chosen), about
         numbers = torch.tensor(coefficients, dtype=torch.float64)
-        convex, affine = (
-            hullo.coefficients.Simplex().check(numbers)[0],
-            hullo.coefficients.Hyperplane().check(numbers)[0],
-        )
+        sets = (hullo.coefficients.SIMPLEX, hullo.coefficients.HYPERPLANE)
+        convex, affine = (not allowed.describe_violation(numbers) for allowed in sets)
         assert (place == "convex", place in ("convex", "affine")) == (convex, affine), about
         verdicts.add((monotone, place))
     assert {place for _, place in verdicts} == {"convex", "affine", "cone", "span"}
