@@ -4,9 +4,9 @@
     python tools/blocks.py --check   check that they are up to date
 
 A block stands between `<!-- block:table columns -->` and `<!-- /block -->`. Its first word is a key of PARTS, followed
-by folders of results, whose records alone count; or a key of TABLES in benchmarks/row_tables.py, followed by the name of a
-file in benchmarks/results; or a key of FILES, followed by a file in results. Parts about the columns of the paper's
-table take, of each column, the longest runs that have enough seeds.
+by folders of results, whose records alone count; or a key of TABLES in benchmarks/row_tables.py, followed by the name
+of a file in benchmarks/results; or a key of FILES, followed by a file in results. Parts about the columns of the
+paper's table take, of each column, the longest runs that have enough seeds.
 """
 
 from __future__ import annotations
