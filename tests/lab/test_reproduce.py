@@ -140,7 +140,7 @@ def test_best_network_is_chosen_on_held_out_samples() -> None:
     ((what, spec),) = _choose_networks(chosen)
     assert (what, spec) == ("the network that is best on held-out samples, relu with seed 0,", chosen[1].spec)
     kept = [make_record("own", [50.0], seed=seed, column="net:Net@12345678/images@12345678") for seed in range(2)]
-    assert [what for what, _ in _choose_networks(kept)] == ["a network, as it is with seed 0,"]
+    assert [what for what, _ in _choose_networks(kept)] == ["a network, original with seed 0,"]
 
 
 def test_two_processes_in_one_directory_share_the_work(uninterrupted: Path, tmp_path: Path) -> None:

@@ -88,15 +88,15 @@ def test_records_feed_tables_and_the_page_opens_with_the_finding(folder: Path) -
     assert max(map(len, printed.splitlines()[3:-1])) <= 80
     table = run("table", str(folder / "runs"))
     assert "rmse" in table
-    rows = [line for line in table.splitlines() if line.strip().startswith(("as it is", "tanh"))]
+    rows = [line for line in table.splitlines() if line.strip().startswith(("original", "tanh"))]
     assert len(rows) == 2
     assert not any("best" in line for line in rows)  # which only the finding can say
     run("report", str(folder / "runs"), "--output", str(folder / "page.html"))
     page = gather([folder / "runs"])
     assert page["finding"] == finding
     (column,) = page["columns"]
-    assert set(page["rows"]) == {row["name"] for row in column["rows"]} == {"as it is", "tanh"}
-    assert {run["spec"]["activation"] for run in column["runs"]} == {"as it is", "tanh"}
+    assert set(page["rows"]) == {row["name"] for row in column["rows"]} == {"original", "tanh"}
+    assert {run["spec"]["activation"] for run in column["runs"]} == {"original", "tanh"}
     assert column["compared"]
 
 

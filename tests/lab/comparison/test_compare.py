@@ -74,7 +74,7 @@ class Tokens(nn.Module):
 
 def test_classification_has_a_table_a_finding_records_and_a_network(tmp_path: Path) -> None:
     result = compare(mlp, (X, LABELS), output=tmp_path, **FAST | {"lr": [3e-3, 1e-2, 3e-2]})
-    assert {row.candidate for row in result.rows} == {"as it is", "tanh", "hull"}
+    assert {row.candidate for row in result.rows} == {"original", "tanh", "hull"}
     assert result.verdict is not None
     assert result.verdict.pairs == 3
     assert result.finding in str(result)
@@ -156,8 +156,8 @@ def test_the_same_call_does_not_look_again(tmp_path: Path, monkeypatch: pytest.M
 def test_regression_is_compared_by_an_error_that_is_better_if_lower(tmp_path: Path) -> None:
     result = compare(lambda: mlp(1), (X.numpy(), NUMBERS.numpy()), output=tmp_path, **FAST)
     assert result.task.name == "rmse"
-    own = next(row for row in result.rows if row.candidate == "as it is")
-    network = result.network_of("as it is")
+    own = next(row for row in result.rows if row.candidate == "original")
+    network = result.network_of("original")
     assert own.test > 0
     assert network(X).shape == NUMBERS.shape
     record = Records(result.folder / "records.jsonl").read()[0]
@@ -202,14 +202,14 @@ def test_a_step_of_your_own_shows_the_inputs_of_the_network(tmp_path: Path) -> N
     loader = DataLoader(TensorDataset(X, LABELS), batch_size=60)
     options = FAST | {"candidates": ["relu", "prelu"], "output": tmp_path}
     result = compare(mlp, loader, loader, loader, step=step, **options)
-    assert [row.candidate for row in result.rows] == ["as it is", "prelu"]
+    assert [row.candidate for row in result.rows] == ["original", "prelu"]
     assert result.setup.example is not None
     assert result.setup.example.equal(2 * X[:8])
 
 
 def test_modules_of_torch_are_candidates(tmp_path: Path) -> None:
     found, _ = prepare(seeded(mlp, X), [nn.Mish, hullo.AffineHull], X, lambda population: None)
-    assert [item.label for item in found] == ["as it is", "mish", "AffineHull"]
+    assert [item.label for item in found] == ["original", "mish", "AffineHull"]
 
 
 def test_one_process_at_a_time_writes_to_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,14 +362,14 @@ def test_probabilities_are_said_to_be_no_logits(tmp_path: Path) -> None:
 
 def test_what_the_network_has_already_is_left_out(tmp_path: Path) -> None:
     result = compare(mlp, (X, LABELS), output=tmp_path, **FAST | {"candidates": ["relu", "tanh", "tanh"]})
-    assert [row.candidate for row in result.rows if row.candidate != "as it is"] == ["tanh"]
+    assert [row.candidate for row in result.rows if row.candidate != "original"] == ["tanh"]
     assert any("relu" in note for note in result.setup.notes)
 
 
 def test_the_network_of_a_candidate_is_the_best_of_its_runs_after_its_best_epoch(tmp_path: Path) -> None:
     result = compare(lambda: mlp(1), (X, NUMBERS), output=tmp_path, **FAST | {"epochs": 4, "lr": 0.3})
     x, y = read_data((X, NUMBERS), None, None).parts["val"]
-    for label, name in (("as it is", "own"), ("tanh", "tanh")):
+    for label, name in (("original", "own"), ("tanh", "tanh")):
         runs = [run for run in Records(result.folder / "trials.jsonl").read() if run.spec.activation == name]
         least = min(min(run.val_metric) for run in runs)
         error = F.mse_loss(result.network_of(label)(x), y).sqrt().item()
@@ -413,7 +413,7 @@ def test_seeds_fix_weights_and_order_and_one_by_one_is_as_in_a_population() -> N
 def test_a_run_is_what_a_plain_loop_trains(optimizer: str, group: int | None) -> None:
     data = read_data((X, LABELS), None, None)
     assert data.first is not None
-    candidate, task = Candidate("own", "as it is", seeded(mlp, X), group=group), make_task(LABELS, None, None)
+    candidate, task = Candidate("own", "original", seeded(mlp, X), group=group), make_task(LABELS, None, None)
     setup = Setup("mlp", data, [], {"own": candidate}, task, X[:8], None, 32, optimizer, 0.5, "float32")
     trial = Trial([Arm("own", 0.03, 3)], setup, epochs=2)
     network, orders = candidate.make(3), []
@@ -444,7 +444,7 @@ def test_a_run_is_what_a_plain_loop_trains(optimizer: str, group: int | None) ->
 
 def test_mixed_precision_rounds_products() -> None:
     data = read_data((X, LABELS), None, None)
-    candidate, task = Candidate("own", "as it is", seeded(mlp, X)), make_task(LABELS, None, None)
+    candidate, task = Candidate("own", "original", seeded(mlp, X)), make_task(LABELS, None, None)
     losses = []
     for precision in ("float32", "bfloat16"):
         setup = Setup("mlp", data, [], {"own": candidate}, task, X[:8], None, 32, "adamw", 0.0, precision)
@@ -511,7 +511,7 @@ def test_runs_that_diverge_are_counted_and_do_not_stop_others(tmp_path: Path) ->
 
     result = compare(network, (X, LABELS), output=tmp_path, **FAST | {"candidates": ["tanh"]})
     by_name = {row.candidate: row for row in result.rows}
-    assert by_name["as it is"].diverged == 1
+    assert by_name["original"].diverged == 1
     assert all(math.isfinite(row.test) and row.test_seeds == 3 for row in result.rows)
 
 

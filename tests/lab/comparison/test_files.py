@@ -31,7 +31,7 @@ def test_a_table_is_standardized_by_its_training_rows_and_scored_in_its_own_unit
     assert x.mean(0).abs().max() < 1e-5
     assert y.std() == pytest.approx(1.0, abs=1e-4)
     assert data.scale == pytest.approx(174, rel=0.2)
-    assert "1 rows" in data.split
+    assert data.notes[-1].startswith("1 rows")
 
 
 def test_a_word_that_no_training_row_has_stays_small(tmp_path: Path) -> None:
@@ -52,14 +52,14 @@ def test_words_and_few_whole_numbers_are_classes(tmp_path: Path) -> None:
 def test_texts_are_left_out_and_named(tmp_path: Path) -> None:
     data = read_csv(write(tmp_path / "texts.csv", "size,title,price", *(f"{i},t{i},{i + 0.5}" for i in range(60))))
     assert data.parts["train"][0].shape[1] == 1
-    assert "title" in data.split
+    assert "title" in data.notes[-1]
 
 
 def test_classes_without_samples_in_a_part_are_said(tmp_path: Path) -> None:
     data = read_csv(write(tmp_path / "rare.csv", "x,y", *(f"{i},{'abc'[2 if i == 7 else i % 2]}" for i in range(400))))
     for part in ("test", "validation"):
-        assert f"no {part} samples of 1 of 3 classes" in data.split
-    assert "training" not in data.split
+        assert f"no {part} samples of 1 of 3 classes" in data.notes
+    assert not any("training" in note for note in data.notes)
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_network_is_trained_recorded_and_loaded(network: str, data: str, activat
     assert (record.spec.network.partition("@")[0], record.spec.activation) == (f"net:{network}", activation)
     assert [len(point) for point in record.coefficients] == [learned] * (3 if learned else 0)
     assert len(record.layers) == learned
-    assert ("as it is, seed 0" in result.stdout) == (activation == "own")
+    assert ("original, seed 0" in result.stdout) == (activation == "own")
     (call,) = re.findall(r"hullo\.lab\.(load_network\(.*\))", result.stdout)
     loaded, dataset = eval(call, {"load_network": load_network}), open_data(data)
     samples = dataset.test_images / 255 if dataset.holds_images else dataset.test_images

@@ -105,12 +105,12 @@ def setting_label(name: str, value: object) -> str:
 
 
 def activation_label(row: str) -> str:
-    """Return an activation for people: a network that keeps its activations is as it is.
+    """Return an activation for people: a network that keeps its activations is the original.
 
     >>> activation_label("own"), activation_label("own:my_hull"), activation_label("relu")
-    ('as it is', 'my_hull', 'relu')
+    ('original', 'my_hull', 'relu')
     """
-    return "as it is" if row == "own" else row.removeprefix("own:")
+    return "original" if row == "own" else row.removeprefix("own:")
 
 
 def is_hull(row: str) -> bool:

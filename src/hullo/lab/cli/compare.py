@@ -21,13 +21,13 @@ def compare(
         float | None,
         typer.Option(
             help="The smallest gain that would make you change the activation, in units of the metric.",
-            show_default="0.3 points of accuracy, or 1 % of what the network scores as it is",
+            show_default="0.3 points of accuracy, or 1 % of the original's score",
         ),
     ] = None,
     candidate: Annotated[
         list[str] | None,
         typer.Option(
-            help="An activation to compare with the network as it is: any base or hull; may be given several times.",
+            help="An activation to compare with the original network: any base or hull; may be given several times.",
             show_default="relu, gelu, silu, prelu, a hull that starts as what it replaces, and the paper's",
         ),
     ] = None,
@@ -56,7 +56,8 @@ def compare(
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Samples per batch.", min=1)] = 64,
     seeds: Annotated[
-        int | None, typer.Option(help="Most fresh seeds of the confirmation.", min=2, show_default="as many as fit")
+        int | None,
+        typer.Option(help="The most fresh seeds for the confirmation.", min=2, show_default="as many as fit"),
     ] = None,
     image_size: ImageSizeOption = None,
     precision: Annotated[str, typer.Option(help="float32, or bfloat16: mixed precision by autocast.")] = "float32",

@@ -1,4 +1,4 @@
-"""The candidates: the network as it is, and with its activations replaced."""
+"""The candidates: the original network, and with its activations replaced."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hullo.modules import Hull
 from hullo.population import Population
 from hullo.recognition.probe import read_module
 
-AS_IT_IS = "as it is"
+ORIGINAL_LABEL = "original"
 """The label of the original."""
 HULL = "hull"
 """The name of the learned hull that starts as what it replaces, until that is known."""
@@ -42,7 +42,7 @@ class Candidate:
     name: str  # as records spell it
     label: str  # as tables print it
     make: Callable[[int], nn.Module]  # builds the network from a seed
-    edit: Edit | None = None  # None for the network as it is
+    edit: Edit | None = None  # None for the original
     scale: float = 1.0  # the learning rate of the coefficients, as a multiple of that of the weights
     group: int | None = 0  # None if no population can take the network
     structure: str = ""  # of the network, as PyTorch prints it
@@ -68,11 +68,11 @@ class Candidate:
 def prepare(
     make: Callable[[int], nn.Module], given: Sequence[Any], example: Tensor | None, probe: Probe
 ) -> tuple[list[Candidate], list[str]]:
-    """Return the candidates, the network as it is first, and notes on those that are left out or trained apart.
+    """Return the candidates, the original first, and notes on those that are left out or trained apart.
 
     Candidates that cannot be applied, and those that the network already uses, are left out.
     """
-    original = Candidate(ORIGINAL, AS_IT_IS, make)
+    original = Candidate(ORIGINAL, ORIGINAL_LABEL, make)
     network = original.build(0, example)
     if not any(parameter.requires_grad for parameter in network.parameters()):
         raise ValueError("the network has no parameters to train")
@@ -95,15 +95,15 @@ def prepare(
         except (ValueError, RuntimeError, TypeError) as error:
             if is_out_of_memory(error):
                 raise
-            notes.append(f"{candidate.label} is left out: {' '.join(str(error).split())}")
+            notes.append(f"{candidate.label} is not compared: {' '.join(str(error).split())}")
             continue
         if _count(built) == _count(network) and _agree(built, network, example):
-            notes.append(f"{candidate.label} is left out: the network already uses it")
+            notes.append(f"{candidate.label} is not compared: the network already uses it")
         else:
             found.setdefault(candidate.name, replace(candidate, structure=str(built)))
     if len(found) == 1:
-        reasons = dict.fromkeys(note.partition(" is left out: ")[2] for note in notes)
-        raise ValueError(f"no candidate is left to compare with the network as it is: {'; '.join(reasons)}")
+        reasons = dict.fromkeys(note.partition(" is not compared: ")[2] for note in notes)
+        raise ValueError(f"no candidate is left to compare with the original: {'; '.join(reasons)}")
     return _group(list(found.values()), example, probe, notes), notes
 
 

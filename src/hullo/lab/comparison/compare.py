@@ -70,7 +70,7 @@ def compare(
     """Find out which activation to use in a network, and how sure that is.
 
     Candidates compete on validation data, each at its own learning rate. The best of them, the challenger, is then
-    compared with the network as it is, on fresh seeds and the test data, by one paired test. The same call resumes an
+    compared with the original, on fresh seeds and the test data, by one paired test. The same call resumes an
     interrupted comparison; with more minutes it looks again, with more seeds.
 
     Args:
@@ -80,8 +80,8 @@ def compare(
         val: validation data; 15 % of `train` are split off if there are none.
         minutes: the budget, of all calls together.
         worth: the smallest gain that would make you change the activation, in units of the metric; by default 0.3
-            points of accuracy, or 1 % of what the network as it is scores on validation data.
-        candidates: what to compare with the network as it is: names such as "gelu", spellings such as
+            points of accuracy, or 1 % of what the original scores on validation data.
+        candidates: what to compare with the original: names such as "gelu", spellings such as
             "convex(identity,relu)", "hull" for a learned affine hull that starts as what it replaces, or functions as
             `hull` of :func:`hullo.replace_activations`.
         loss: "cross_entropy", "bce", "mse", "mae", or a function of outputs and targets with a number per sample. By
@@ -174,13 +174,13 @@ def compare(
         if outputs is not None and task.has_classes and are_probabilities(outputs):
             notes.append(f"the network returns {PROBABILITIES}")
         if workers.device.type == "cpu":
-            progress.note("training on a CPU, with fewer networks than a GPU would train in the same time")
+            progress.note("on a CPU, fewer networks are trained than on a GPU in the same time")
         for note in notes:
             progress.note(note)
         setup = Setup(
             _spell_name(getattr(network, "__name__", type(network).__name__)),
             data,
-            [f"data: {part}" for part in data.split.split("; ")] + notes,
+            data.notes + notes,
             {item.name: item for item in found},
             task,
             inputs,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,7 @@ class Data:
 
     name: str
     parts: dict[str, Any]  # "train", "val" and "test"
-    split: str = "as given"
+    notes: list[str] = field(default_factory=list)  # on how they were split and cleaned
     scale: float = 1.0  # of targets that were standardized
     target: str = "the target"  # the name of what is predicted
     device: torch.device = torch.device("cpu")  # noqa: RUF009  (it is immutable)
@@ -179,23 +179,25 @@ def read_arrays(train: Any, val: Any, test: Any, name: str = "data") -> Arrays:
     """Return pairs of tensors or arrays; what is missing is split off."""
     given = {"train": train, "test": test, "val": val}
     parts = {part: _read_pair(pair, part) for part, pair in given.items() if pair is not None or part == "train"}
-    said = []
+    notes = []
     for part, (what, share) in HELD_OUT.items():
         if part not in parts:
             parts["train"], parts[part] = _split(parts["train"], share, what)
-            said.append(f"{what}: {len(parts[part][1]):,} samples split off")
+            notes.append(f"{what} data: {len(parts[part][1]):,} samples, split off")
         for kind, one, two in zip(("inputs", "targets"), parts["train"], parts[part], strict=True):
             if one.shape[1:] != two.shape[1:] or one.is_floating_point() != two.is_floating_point():
                 shapes = f"{one.dtype} {tuple(one.shape[1:])} and {two.dtype} {tuple(two.shape[1:])}"
                 raise ValueError(f"the {kind} of train and {part} differ: {shapes} for each sample")
-    few = [f"only {size} {what} samples" for part, (what, _) in HELD_OUT.items() if (size := len(parts[part][1])) < FEW]
+    notes += [
+        f"only {size} {what} samples" for part, (what, _) in HELD_OUT.items() if (size := len(parts[part][1])) < FEW
+    ]
     if is_classes(parts["train"][1]):
         present = {part: set(targets.tolist()) for part, (_, targets) in parts.items()}
         classes = set.union(*present.values())
         for part, own in present.items():
             if absent := len(classes) - len(own):
-                few.append(f"no {HELD_OUT.get(part, ('training',))[0]} samples of {absent} of {len(classes)} classes")
-    return Arrays(name, parts, "; ".join([*said, *few]) or "as given")
+                notes.append(f"no {HELD_OUT.get(part, ('training',))[0]} samples of {absent} of {len(classes)} classes")
+    return Arrays(name, parts, notes)
 
 
 def _read_pair(given: Any, name: str) -> Pair:

@@ -18,7 +18,7 @@ from hullo.lab.analysis.power import seeds_needed
 from hullo.lab.analysis.statistics import ALPHA, pooled_deviation, t_quantile
 
 ORIGINAL = "own"
-"""The name of the network as it is."""
+"""The name of the original network."""
 FRESH = 1000
 """The first seed of the confirmation; choices are made on seeds from 0."""
 MAX_EXTENSIONS = 2

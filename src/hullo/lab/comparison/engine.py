@@ -16,7 +16,7 @@ from threading import Event
 from typing import Any
 
 from hullo._compat import is_out_of_memory
-from hullo.lab.analysis.power import detectable_difference, seeds_needed
+from hullo.lab.analysis.power import MOST_SEEDS, detectable_difference, seeds_needed
 from hullo.lab.comparison import decision, work
 from hullo.lab.comparison.budget import (
     MIN_PAIRS,
@@ -70,7 +70,7 @@ class Engine:
             store.update(plan=asdict(make_plan(self.clock, measured, len(setup.candidates), self.epochs)))
         self.plan = replace(Plan(**store.state["plan"]), workers=self.workers.count)
         choice = Choice(grid=list(self.plan.rates))
-        result = Result(setup, store, self.plan, choice, self.worth, self.worth is None, self.most_seeds)
+        result = Result(setup, store, self.plan, choice, self.worth, self.worth is None)
         with suppress(OutOfTime):
             result.choice = choice = self._choose()
             worth = result.worth = self.worth or setup.task.default_worth(choice.mean(ORIGINAL))
@@ -80,7 +80,7 @@ class Engine:
                 store.update(costs=costs)
         store.publish(result.choice.rates)
         store.update(seconds=self.clock.used)
-        result.needed = self._minutes_to_decide(result.verdict)
+        result.advice = self._advise(result.verdict)
         store.update(finding=result.finding)
         return result
 
@@ -150,33 +150,37 @@ class Engine:
     def _announce(self, choice: Choice, pairs: int, look: int, worth: float) -> None:
         """Print the power of the confirmation, before it starts, and what would find a gain that is worth a change."""
         task, deviation, alpha = self.setup.task, choice.deviation, decision.two_sided(look)
-        words = [
-            f"confirmation of {self.setup.candidates[choice.challenger].label} on {pairs} fresh seeds, look {look}"
-        ]
+        words = []
         if deviation:
             gain = detectable_difference(deviation, pairs, alpha)
-            words.append(f"a gain of {task.spell(gain)} is found with a probability of 80 %")
+            words.append(f"{pairs} seeds find a gain of {task.spell(gain)} with a probability of 80 %")
             needed = seeds_needed(worth, deviation, alpha)
-            if needed is None:
-                words.append(f"one of {task.spell(worth)} would take more than 1000 seeds")
-            elif needed > pairs:
-                minutes = spell_minutes(self._minutes(2 * needed))
-                words.append(f"one of {task.spell(worth)} would take {needed} seeds, about {minutes} in all")
-        self.store.update(power=words[1:])
-        self.progress.note("; ".join(words))
+            if needed is None or needed > pairs:
+                words.append(f"a gain of {task.spell(worth)} would take {self._spell_seeds(needed, 0)}")
+        self.store.update(power=words)
+        challenger = self.setup.candidates[choice.challenger].label
+        title = f"confirmation of {challenger} on {pairs} fresh seeds, look {look}"
+        self.progress.note("; ".join([title, *words]))
+
+    def _spell_seeds(self, needed: int | None, done: int) -> str:
+        """Return a number of fresh seeds as text, with the minutes they take in all if so many are allowed."""
+        if needed is None:
+            return f"more than {MOST_SEEDS} seeds"
+        minutes = f", about {spell_minutes(self._minutes(2 * (needed - done)))} in all"
+        return f"{needed} seeds{minutes}" if needed <= self.most_seeds else f"{needed} seeds"
 
     def _minutes(self, runs: int) -> float:
         """Return the minutes, in all, after a number of further runs."""
         return (self.clock.used + self.predict(runs) / RESERVE) / 60
 
-    def _minutes_to_decide(self, verdict: Verdict | None) -> float | None:
-        """Return the minutes, in all, that would decide if all stayed as it is; None if that takes too many seeds."""
+    def _advise(self, verdict: Verdict | None) -> str:
+        """Return what would decide if mean and deviation stayed."""
         if verdict is not None:
-            needed = verdict.needed
-            return None if needed is None or needed > self.most_seeds else self._minutes(2 * (needed - verdict.pairs))
+            return f"{self._spell_seeds(verdict.needed, verdict.pairs)} would probably decide"
         chosen = sum(arm.seed < FRESH for arm in self.store.records)
         all_runs = decision.count_runs(len(self.setup.candidates), len(self.plan.rates))
-        return self._minutes(max(0, all_runs - chosen) + 2 * MIN_PAIRS)
+        minutes = self._minutes(max(0, all_runs - chosen) + 2 * MIN_PAIRS)
+        return f"about {spell_minutes(minutes)} in all would do"
 
     def train(self, arms: Sequence[Arm], words: str) -> dict[Arm, Score]:
         """Train the runs without a record, and return the scores of all; raise OutOfTime if they do not fit."""
@@ -221,8 +225,8 @@ class Engine:
     def _train(self, populations: list[list[Arm]], words: str, done: int, total: int) -> None:
         """Train populations side by side, and record their runs."""
         started, arms = self.clock.used, [arm for population in populations for arm in population]
-        names = dict.fromkeys(self.setup.candidates[arm.candidate].label for arm in arms)
-        labels = next(iter(names)) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+        first, *others = dict.fromkeys(self.setup.candidates[arm.candidate].label for arm in arms)
+        labels = ", ".join([first, *others]) if len(others) < 2 else f"{first} and {len(others)} other activations"
         title = f"{words}: {spell_count(len(arms), 'network')}"
         title += f" in {len(populations)} populations" if len(populations) > 1 else ""
         self.progress.start_step(f"{title}, {labels}, {spell_time(self.clock.left)} left", done, total)

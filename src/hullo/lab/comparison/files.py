@@ -59,7 +59,8 @@ def open_files(
 
 
 def read_csv(path: Path, target: str | None = None, *, regress: bool = False) -> Arrays:
-    r"""Read a table with a header: numbers are standardized, words become one column each, rows with gaps are left out.
+    r"""Read a table with a header: numbers are standardized, words become one column each, rows with missing values are
+    left out.
 
     The column to predict is the last one, or `target`. Words, and few different whole numbers, are classes; other
     numbers are regressed, standardized for training; errors are in their own units. Means and deviations are those of
@@ -80,7 +81,7 @@ def read_csv(path: Path, target: str | None = None, *, regress: bool = False) ->
         raise DataError(f"{path} has no column {name!r}; it has {', '.join(header[:20])}")
     complete = [row for row in rows if all(cell.strip().lower() not in MISSING for cell in row)]
     if len(complete) < 2:
-        raise DataError(f"{path}: {len(complete)} of {len(rows)} rows have no gaps; fill the gaps in the others")
+        raise DataError(f"{path}: {len(complete)} of {len(rows)} rows have no missing values; fill them in the others")
     columns = dict(zip(header, zip(*complete, strict=True), strict=True))
     aimed = columns.pop(name)
     if not columns:
@@ -93,9 +94,9 @@ def read_csv(path: Path, target: str | None = None, *, regress: bool = False) ->
     data = read_arrays((torch.cat(features, 1), targets), None, None, re.sub(r"[^\w.-]", "_", path.stem) or "table")
     data.target = name
     if gaps := len(rows) - len(complete):
-        data.split += f"; {gaps:,} rows with gaps left out"
+        data.notes.append(f"{gaps:,} rows with missing values are left out")
     if texts := [column for column, tensor in encoded.items() if tensor is None]:
-        data.split += f"; {', '.join(texts)} left out: more than {MAX_WORDS} different words"
+        data.notes.append(f"columns left out, with more than {MAX_WORDS} different words: {', '.join(texts)}")
     return _standardize(data)
 
 

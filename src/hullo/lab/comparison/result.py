@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from hullo.lab.analysis.statistics import t_quantile
-from hullo.lab.comparison.budget import Plan, StepCost, spell_count, spell_minutes
+from hullo.lab.comparison.budget import Plan, StepCost, spell_count
 from hullo.lab.comparison.candidates import COEFFICIENT_LR_SCALE, HULL, Candidate
-from hullo.lab.comparison.decision import FRESH, KEEP, MAX_PAIRS, ORIGINAL, WINS, Choice, Verdict, fill, worst_of
+from hullo.lab.comparison.decision import FRESH, KEEP, ORIGINAL, WINS, Choice, Verdict, fill, worst_of
 from hullo.lab.comparison.store import Store
 from hullo.lab.comparison.task import spell_number
 from hullo.lab.comparison.trial import Setup
@@ -29,7 +29,7 @@ MEAN = "#.5g"
 class Row:
     """A line of the table: the means of a candidate's runs at its learning rate.
 
-    Means over unlike numbers of seeds do not compare; `change` is the mean difference from the network as it is, on
+    Means over unlike numbers of seeds do not compare; `change` is the mean difference from the original, on
     validation data and the same seeds.
     """
 
@@ -56,9 +56,8 @@ class Result:
         choice: the runs on validation data, and the challenger.
         worth: the smallest gain that is worth a change; None if it is not known yet.
         is_default_worth: whether the user did not give it.
+        advice: what would decide.
         costs: of a training step of the original and of the challenger, each as a single network.
-        most_seeds: the largest number of fresh seeds.
-        needed: the minutes, in all, that would decide; None if it takes too many seeds.
         folder: the records, the weights and the plan.
     """
 
@@ -68,9 +67,8 @@ class Result:
     choice: Choice
     worth: float | None
     is_default_worth: bool
-    most_seeds: int = MAX_PAIRS
     verdict: Verdict | None = None
-    needed: float | None = None
+    advice: str = ""
 
     def __post_init__(self) -> None:
         self.task, self.folder = self.setup.task, self.store.folder
@@ -95,7 +93,7 @@ class Result:
 
     @property
     def rows(self) -> list[Row]:
-        """Return the network as it is, then the others: those that stayed longest first, then by their change."""
+        """Return the original, then the others: those that stayed longest first, then by their change."""
         rows = {item.name: self._row(item) for item in self.setup.candidates.values() if item.name in self.choice.rates}
         first = [rows.pop(ORIGINAL)] if rows else []
         return first + sorted(rows.values(), key=lambda row: (-row.validation_seeds, -self.task.sign * row.change))
@@ -122,42 +120,36 @@ class Result:
     @property
     def finding(self) -> str:
         """Return what was found, in one sentence."""
-        found, name = self.verdict, self.choice.challenger
-        challenger = self.setup.candidates[name].label if name else "a challenger"
-        decide = "more than 1000 fresh seeds would be needed to decide"
-        if self.needed is not None:
-            decide = f"about {spell_minutes(self.needed)} in all would decide"
-        elif found is not None and found.needed is not None:
-            decide = f"{found.needed} fresh seeds would decide, more than the {self.most_seeds} that are allowed"
+        found, spell = self.verdict, self.task.spell
+        challenger = self.setup.candidates[self.choice.challenger].label if self.choice.challenger else "any other"
         if found is None:
-            return f"Undecided: the time ran out before {challenger} was confirmed; {decide}."
-        spell = self.task.spell
+            return f"Undecided: the time ran out before {challenger} was tested on fresh seeds; {self.advice}."
+        change = f"{self.task.name} {self._signed(found.gain)}"
+        best = f"{challenger}, the best of the others on validation data,"
         if not found.deviation:
-            change = f"{self.task.name} {self._signed(found.gain)} with every one of {found.pairs} fresh seeds"
-            advice = "which gives no interval; more test data, or a finer metric such as the loss, would tell more"
-            return f"Undecided: challenger {challenger}: {change}, {advice}."
-        change = f"{self.task.name} {self._signed(found.gain)} ± {spell(found.half)}"
-        both = self._half_over_examples()
+            advice = "give more test data, or a finer metric such as the loss"
+            same = f"{change} with every one of {found.pairs} fresh seeds, which gives no interval"
+            return f"Undecided: {challenger} against the original: {same}; {advice}."
         level = f"{100 * found.level:.4g} % interval over {found.pairs} fresh seeds"
-        level += f"; ± {spell(both)} over seeds and test examples" if both is not None else ""
-        worth = f"the {spell(found.worth)} that are worth a change"
+        if (both := self._half_over_examples()) is not None:
+            level += f"; ± {spell(both)} with other test examples, too"
+        change += f" ± {spell(found.half)} ({level})"
+        worth, most = f"the {spell(found.worth)} that would be worth a change", spell(found.excluded)
         if found.kind == WINS:
+            size = f"; whether by {worth} is open"
             if found.gain - found.half > found.worth:
-                gain = f"more than {worth}"
+                size = f" by more than {worth}"
             elif found.excluded < found.worth:
-                gain = f"less than {worth}"
-            else:
-                gain = f"whether that is more than {worth} is open"
+                size = f", but by less than {worth}"
             costs = ""
             if self.costs:
                 time, memory = (f"{other / own:.2f} times" for own, other in zip(*self.costs, strict=True))
                 costs = f"; as a single network, its training step takes {time} the time and {memory} the memory"
-            return f"{challenger} beats the network as it is: {change} ({level}); {gain}{costs}."
-        tried = f"challenger {challenger}: {change} ({level})"
-        excluded = f"gains above {spell(max(0.0, found.excluded))} are excluded"
+            return f"{challenger} beats the original{size}: {change}{costs}."
         if found.kind == KEEP:
-            return f"Keep what you have: {excluded}, less than {worth}; {tried}."
-        return f"Undecided: {tried}; {excluded}, more than {worth}; {decide}."
+            gains = f"gains at most {most}, less than {worth}" if found.excluded > 0 else "is worse"
+            return f"Keep the original: {best} {gains}: {change}."
+        return f"Undecided: {best} gains at most {most}, more than {worth}: {change}; {self.advice}."
 
     def _signed(self, gain: float) -> str:
         """Return a gain as a change of the metric: a gain of a lower metric is a negative change."""
@@ -187,32 +179,25 @@ class Result:
             writer.writerows(map(asdict, self.rows))
 
     def __str__(self) -> str:
-        lines = [*self._describe(), *self._explored()]
-        if self.verdict is not None:
-            rows = [(row.candidate, spell_number(row.test, MEAN)) for row in self.rows if row.role == "confirmed"]
-            lines += ["", f"confirmation, on test data and {self.verdict.pairs} fresh seeds"]
-            lines += _align([("candidate", "mean"), *rows])
-        lines += [f"power: {words}" for words in self.store.state.get("power", [])]
-        return "\n".join([*lines, "", self.finding])
+        return "\n".join([*self._describe(), *self._explored(), *self._tested(), "", self.finding])
 
     def _describe(self) -> list[str]:
         """Return lines on the data, the candidates and the runs."""
         setup, task, epochs = self.setup, self.task, self.plan.epochs
         better, rates = "higher" if task.higher else "lower", ", ".join(f"{lr:g}" for lr in self.choice.grid)
-        rule = "by default" if task.name == ACCURACY else "by default 1 % of what it scores as it is"
-        given = f" ({rule})" if self.is_default_worth else ""
-        return [
-            f"{setup.network} on {setup.data.name}: {task.title}, {better} is better",
-            *setup.notes,
-            f"each run: {spell_count(epochs, 'epoch')}, at the best learning rate of {rates}",
-            *(f"{HULL}: {item.name}" for item in setup.candidates.values() if item.label == HULL),
-            f"coefficients of hulls learn at {COEFFICIENT_LR_SCALE:g} times that rate",
-            *([] if self.worth is None else [f"worth a change: a gain of {self.task.spell(self.worth)}{given}"]),
-        ]
+        lines = [f"{setup.network} on {setup.data.name}: {task.title}, {better} is better", *setup.notes]
+        lines += [f"each network: {spell_count(epochs, 'epoch')}; learning rates: {rates}"]
+        hulls = [item for item in setup.candidates.values() if item.scale != 1]
+        lines += [f"{HULL} is {item.name}, which starts as the original" for item in hulls if item.label == HULL]
+        lines += [f"coefficients of hulls learn {COEFFICIENT_LR_SCALE:g} times as fast"] if hulls else []
+        if self.worth is not None:
+            rule = " (default)" if task.name == ACCURACY else " (default: 1 % of the original's score)"
+            lines += [f"worth a change: a gain of {task.spell(self.worth)}{rule * self.is_default_worth}"]
+        return lines
 
     def _explored(self) -> list[str]:
         """Return the table of the choice."""
-        table = [("candidate", "learning rate", "mean", "change", "seeds")]
+        table = [("activation", "learning rate", self.task.name, "against original", "seeds")]
         edge = [item.label for item in self.setup.candidates.values() if self.choice.is_at_edge(item.name)]
         for number, row in enumerate(self.rows):
             change = self._signed(self.task.sign * row.change) if number else ""
@@ -220,14 +205,23 @@ class Result:
             table.append((row.candidate, rate, spell_number(row.validation, MEAN), change, str(row.validation_seeds)))
         if len(table) == 1:
             return []
-        diverged = ", ".join(f"{row.candidate} {row.diverged}" for row in self.rows if row.diverged)
+        diverged = ", ".join(f"{row.diverged} of {row.candidate}" for row in self.rows if row.diverged)
         return [
             "",
-            "exploratory, on validation data; changes are those on the same seeds",
+            "exploratory, on validation data: each activation at its best learning rate",
             *_align(table),
+            "against original: the mean difference of networks of the same seed",
             *(["* at the end of the learning rates that were tried"] if edge else []),
-            *([f"runs that diverged, and count as the worst: {diverged}"] if diverged else []),
+            *([f"networks that diverged, and count as the worst: {diverged}"] if diverged else []),
         ]
+
+    def _tested(self) -> list[str]:
+        """Return the table of the confirmation."""
+        if self.verdict is None:
+            return []
+        rows = [(row.candidate, spell_number(row.test, MEAN)) for row in self.rows if row.role == "confirmed"]
+        title = f"confirmation, on test data and {self.verdict.pairs} fresh seeds"
+        return ["", title, *_align([("activation", self.task.name), *rows]), *self.store.state.get("power", [])]
 
 
 def _align(lines: Sequence[Sequence[str]]) -> Iterable[str]:

@@ -57,9 +57,9 @@ def test_curves_are_means_over_seeds_and_bands_their_intervals_by_students_t() -
 def test_a_network_that_keeps_its_activations_is_named_as_in_tables() -> None:
     made = run("relu", 0, accuracies=[60.0])
     own = replace(made, spec=replace(made.spec, network="net", data="data", activation="own", settings="lr=tuned"))
-    assert [text.get_text() for text in draw_final(experiment(own)).axes[0].get_yticklabels()] == ["as it is"]
+    assert [text.get_text() for text in draw_final(experiment(own)).axes[0].get_yticklabels()] == ["original"]
     (legend,) = draw_learning(experiment(own)).legends
-    assert [text.get_text() for text in legend.get_texts()] == ["as it is"]
+    assert [text.get_text() for text in legend.get_texts()] == ["original"]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])

@@ -92,9 +92,9 @@ def test_a_comparison_is_shown_by_its_challenger_and_with_the_digits_that_matter
     (one,) = experiments(rows)
     gap = one.difference("own", "gelu")
     assert gap is not None
-    assert page.locator("[data-part=pair]").inner_text().startswith(f"gelu beats as it is by {one.spell(gap)} on 6 ")
+    assert page.locator("[data-part=pair]").inner_text().startswith(f"gelu beats original by {one.spell(gap)} on 6 ")
     shown = dict(zip(column(page, "tbody th"), column(page, "tbody td:nth-child(2)"), strict=True))
-    for row, label in (("own", "as it is"), ("gelu", "gelu")):
+    for row, label in (("own", "original"), ("gelu", "gelu")):
         assert shown[label] == one.spell(one.cells[row].accuracy)
     assert shown["silu"] == f"{one.spell(one.cells['silu'].accuracy)}1 seed"
     assert shown["tanh"].endswith("2 seeds")

@@ -2,7 +2,7 @@
 // Two activations of an experiment, compared in a sentence.
 
 /** Return the two activations: the chosen ones, or the best and the reference. Of `hullo compare` these are the
- * challenger, which has most seeds, and the network as it is. */
+ * challenger, which has most seeds, and the original. */
 function currentPair(column) {
   const named = (rows, wanted) => rows.find(({name}) => name === wanted);
   const reference = column.rows.find(({kind}) => kind === "own") ?? named(column.rows, REFERENCE);
