@@ -24,10 +24,10 @@ from hullo.lab.comparison import Result, engine, work
 from hullo.lab.comparison.budget import Clock, OutOfTime, Plan, make_plan
 from hullo.lab.comparison.candidates import Candidate, prepare, seeded
 from hullo.lab.comparison.data import read_data
-from hullo.lab.comparison.decision import FRESH, UNDECIDED, Arm
+from hullo.lab.comparison.decision import FRESH, UNDECIDED, Trial
 from hullo.lab.comparison.store import score_of
 from hullo.lab.comparison.task import make_task
-from hullo.lab.comparison.trial import Setup, Trial
+from hullo.lab.comparison.trial import Setup, TrialLoop
 from hullo.lab.distributed import SINGLE_PROCESS
 from hullo.lab.spec.records import Records
 from hullo.population import Population
@@ -82,7 +82,7 @@ def test_classification_has_a_table_a_finding_records_and_a_network(tmp_path: Pa
     assert not result.best.training
     records = Records(result.folder / "records.jsonl").read()
     assert {record.spec.conditions["lr"] for record in records} == {"tuned"}
-    at_their_rates = [arm for arm in result.store.records if arm.lr == result.choice.rates[arm.candidate]]
+    at_their_rates = [trial for trial in result.store.records if trial.lr == result.choice.rates[trial.candidate]]
     assert len(records) == len(at_their_rates) < len(result.store.records)
     assert type(result.network_of("tanh")[1]) is nn.Tanh  # type: ignore[index]
     result.to_csv(tmp_path / "rows.csv")
@@ -122,8 +122,8 @@ def test_a_confirmation_that_runs_out_of_time_counts_complete_pairs(
 ) -> None:
     train, fresh = work.train, []
 
-    def stop_after_five(setup: Setup, call: tuple[list[Arm], int], **here: Any) -> work.Trained:
-        fresh.extend(arm for arm in call[0] if arm.seed >= FRESH)
+    def stop_after_five(setup: Setup, call: tuple[list[Trial], int], **here: Any) -> work.Trained:
+        fresh.extend(trial for trial in call[0] if trial.seed >= FRESH)
         if len(fresh) > 5:
             raise OutOfTime
         return train(setup, call, **here)
@@ -288,8 +288,8 @@ def test_a_metric_of_your_own_sees_all_outputs(tmp_path: Path) -> None:
     percent = compare(mlp, (X, LABELS), **options).store.scores()
     scores = result.store.scores()
     assert scores.keys() & percent.keys()
-    for arm in scores.keys() & percent.keys():
-        assert 100 * scores[arm].val == pytest.approx(percent[arm].val, abs=0.01)
+    for trial in scores.keys() & percent.keys():
+        assert 100 * scores[trial].val == pytest.approx(percent[trial].val, abs=0.01)
 
 
 def test_what_a_population_cannot_take_is_trained_one_by_one_and_said(tmp_path: Path) -> None:
@@ -327,7 +327,7 @@ def test_candidates_that_cannot_share_a_population_get_their_own() -> None:
 
     found, notes = prepare(seeded(mlp, X), ["tanh", "hull", "gelu"], X, probe)
     assert [item.group for item in found] == [0, 1, 1, 1]
-    assert "in 2 populations, since their structures differ: as it is; tanh, hull, gelu" in notes[0]
+    assert "in 2 populations, since their structures differ: original; tanh, hull, gelu" in notes[0]
 
 
 def test_a_loader_with_a_generator_of_its_own_has_the_same_order_for_all() -> None:
@@ -339,14 +339,14 @@ def test_a_loader_with_a_generator_of_its_own_has_the_same_order_for_all() -> No
 
 
 def test_memory_that_runs_out_halves_the_networks_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make = Trial.__init__
+    make = TrialLoop.__init__
 
-    def fail(self: Trial, arms: Any, *args: Any) -> None:
-        if len(arms) > 3:
+    def fail(self: TrialLoop, trials: Any, *args: Any) -> None:
+        if len(trials) > 3:
             raise torch.OutOfMemoryError
-        make(self, arms, *args)
+        make(self, trials, *args)
 
-    monkeypatch.setattr(Trial, "__init__", fail)
+    monkeypatch.setattr(TrialLoop, "__init__", fail)
     result = compare(mlp, (X, LABELS), output=tmp_path, **FAST | {"candidates": ["tanh"]})
     assert 1 < max(record.members for record in result.store.records.values()) <= 3
     assert result.verdict is not None
@@ -392,7 +392,7 @@ def test_seeds_fix_weights_and_order_and_one_by_one_is_as_in_a_population() -> N
     def curves(names: list[str], seeds: list[int], **changes: Any) -> Tensor:
         candidates = {item.name: replace(item, **changes) for item in found}
         setup = Setup("mlp", data, [], candidates, task, inputs, None, 32, "adamw", 0.01, "float32")
-        trial = Trial([Arm(name, 0.03, seed) for name, seed in zip(names, seeds, strict=True)], setup, epochs=3)
+        trial = TrialLoop([Trial(name, 0.03, seed) for name, seed in zip(names, seeds, strict=True)], setup, epochs=3)
         for _ in trial.advance():
             pass
         return trial.curves["val_loss"]
@@ -415,7 +415,7 @@ def test_a_run_is_what_a_plain_loop_trains(optimizer: str, group: int | None) ->
     assert data.first is not None
     candidate, task = Candidate("own", "original", seeded(mlp, X), group=group), make_task(LABELS, None, None)
     setup = Setup("mlp", data, [], {"own": candidate}, task, X[:8], None, 32, optimizer, 0.5, "float32")
-    trial = Trial([Arm("own", 0.03, 3)], setup, epochs=2)
+    trial = TrialLoop([Trial("own", 0.03, 3)], setup, epochs=2)
     network, orders = candidate.make(3), []
     groups = [
         {"params": [p for p in network.parameters() if p.dim() > 1], "weight_decay": 0.5},
@@ -448,7 +448,7 @@ def test_mixed_precision_rounds_products() -> None:
     losses = []
     for precision in ("float32", "bfloat16"):
         setup = Setup("mlp", data, [], {"own": candidate}, task, X[:8], None, 32, "adamw", 0.0, precision)
-        trial = Trial([Arm("own", 0.03, 0)], setup, epochs=1)
+        trial = TrialLoop([Trial("own", 0.03, 0)], setup, epochs=1)
         for _ in trial.advance():
             pass
         losses.append(trial.curves["train_loss"].item())
@@ -461,17 +461,17 @@ def test_the_interval_over_examples_adds_both_variances(is_regression: bool, tmp
     result = compare(network, (X, targets), output=tmp_path, **FAST | {"candidates": ["tanh"], "epochs": 4})
     found = result.verdict
     assert found is not None
-    arms = result.choice.confirmation(found.pairs)
-    scores = torch.stack([result.store.load_examples(arm) for arm in arms])  # type: ignore[misc]
+    trials = result.choice.confirmation(found.pairs)
+    scores = torch.stack([result.store.load_examples(trial) for trial in trials])  # type: ignore[misc]
     means = scores.mean(1)
-    for arm, mean in zip(arms, means.tolist(), strict=True):
+    for trial, mean in zip(trials, means.tolist(), strict=True):
         expected = -math.sqrt(mean) if is_regression else mean
-        assert result.store.score(arm).test == pytest.approx(expected, abs=0.01)
+        assert result.store.score(trial).test == pytest.approx(expected, abs=0.01)
     if is_regression:  # the derivative of the root
         scores /= 2 * means.sqrt()[:, None]
     variances = found.deviation**2 / found.pairs, float((scores[::2] - scores[1::2]).mean(0).var()) / scores.shape[1]
     half = found.half * math.sqrt(sum(variances) / variances[0]) if variances[0] else 0.0
-    expected_words = f"± {result.task.spell(half)} over seeds and test examples"
+    expected_words = f"± {result.task.spell(half)} with other test examples, too"
     assert (expected_words in result.finding) == (variances[0] > 0)
 
 

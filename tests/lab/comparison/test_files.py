@@ -69,7 +69,7 @@ def test_classes_without_samples_in_a_part_are_said(tmp_path: Path) -> None:
         (["x,y"], "header"),
         (["x,x", "1,2"], "same name"),
         (["x,y", "1,2", "1"], "line 3"),
-        (["x,y", ",2", "1,"], "gaps"),
+        (["x,y", ",2", "1,"], "missing values"),
         (["y", "1", "2"], "only the column"),
     ],
 )

@@ -98,16 +98,16 @@ def test_a_comparison_on_a_cluster_is_the_one_that_is_made_here(tmp_path: Path) 
     )
     assert there.folder.name == here.folder.name
     shared = here.store.records.keys() & there.store.records.keys()
-    assert {arm.candidate for arm in shared} == set(here.setup.candidates)
+    assert {trial.candidate for trial in shared} == set(here.setup.candidates)
     assert set(there.choice.confirmation(3)) <= there.store.records.keys()
-    for arm in shared:
-        one, two = (result.store.records[arm] for result in (here, there))
+    for trial in shared:
+        one, two = (result.store.records[trial] for result in (here, there))
         assert one.train_loss == pytest.approx(two.train_loss, rel=1e-4)
         assert one.val_accuracy == pytest.approx(two.val_accuracy)
-    for arm in there.choice.confirmation(3):
-        scores = there.store.load_examples(arm)
+    for trial in there.choice.confirmation(3):
+        scores = there.store.load_examples(trial)
         assert scores is not None
-        assert scores.mean() == pytest.approx(there.store.score(arm).test, abs=0.01)
+        assert scores.mean() == pytest.approx(there.store.score(trial).test, abs=0.01)
     for row in there.rows:
         assert there.network_of(row.candidate)(X).isfinite().all()
 

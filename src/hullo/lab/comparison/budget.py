@@ -1,29 +1,23 @@
-"""Time: what populations cost, what fits into the minutes, and what a step costs a single network."""
+"""The budget: what populations take, and the plan that fits into the minutes."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor, nn
-
-from hullo.lab.comparison.decision import count_runs, halvings
+from hullo.lab.comparison.decision import count_trials, halvings
 
 MAX_EPOCHS = 20
 MIN_PAIRS = 8
 """The number of seeds to plan the confirmation for."""
-MEASURED_SECONDS, MIN_STEPS = 1.0, 10
-"""The time for which steps of single networks are measured, and the least number of them."""
 CHOICE_SHARE, CONFIRMATION_SHARE = 0.5, 0.4
 """The shares of the budget for choosing and confirming; the rest is for building networks and tracing them."""
 
 
 class OutOfTime(Exception):  # noqa: N818  (it is no error)
-    """Raised if the next runs do not fit into the minutes that are left."""
+    """Raised if the next networks do not fit into the minutes that are left."""
 
 
 @dataclass
@@ -49,18 +43,18 @@ class Plan:
 
     rates: Sequence[float]  # the grid of learning rates
     members: int  # the networks at once
-    epochs: int = 1  # of every run
+    epochs: int = 1  # of every network
     setup: float = 0.0  # of a population
     fixed: float = 0.0  # of an epoch of a population
     each: float = 0.0  # more for each of its networks
     ready: float = 0.0  # of the budget that were used when the plan was made
     workers: int = 1  # that train populations at the same time
 
-    def seconds(self, runs: int, rounds: int = 1) -> float:
-        """Return the seconds that a number of runs take, in a number of rounds."""
-        populations = max(rounds, math.ceil(runs / self.members / self.workers))  # of each worker
-        networks = math.ceil(runs / self.workers)
-        return populations * (self.setup + self.epochs * self.fixed) + self.epochs * self.each * networks
+    def seconds(self, networks: int, rounds: int = 1) -> float:
+        """Return the seconds that a number of networks take, in a number of rounds."""
+        populations = max(rounds, math.ceil(networks / self.members / self.workers))  # of each worker
+        own = math.ceil(networks / self.workers)
+        return populations * (self.setup + self.epochs * self.fixed) + self.epochs * self.each * own
 
     def left_to_choose(self, clock: Clock) -> float:
         """Return the seconds that are left to choose, of a share of those that there were when the plan was made."""
@@ -79,10 +73,10 @@ def make_plan(clock: Clock, measured: Plan, candidates: int, epochs: int | None)
     needed, rates = math.inf, measured.rates
     for grid in (rates, (sorted(rates)[len(rates) // 2],)):
         longer = len(grid) > 1  # by one more learning rate
-        runs, rounds = count_runs(candidates, len(grid) + longer), 1 + longer + len(halvings(candidates - 1))
+        trials, rounds = count_trials(candidates, len(grid) + longer), 1 + longer + len(halvings(candidates - 1))
         for number in [epochs] if epochs is not None else range(MAX_EPOCHS, 0, -1):
             plan = replace(measured, rates=grid, epochs=number, ready=clock.used)
-            needed = max(plan.seconds(runs, rounds) / CHOICE_SHARE, plan.seconds(2 * MIN_PAIRS) / CONFIRMATION_SHARE)
+            needed = max(plan.seconds(trials, rounds) / CHOICE_SHARE, plan.seconds(2 * MIN_PAIRS) / CONFIRMATION_SHARE)
             if needed <= clock.left:
                 return plan
     raise ValueError(
@@ -107,50 +101,3 @@ def spell_minutes(minutes: float) -> str:
     ('0.6 minutes', '5 minutes')
     """
     return spell_count(math.ceil(minutes), "minute") if minutes > 0.9 else f"{math.ceil(10 * minutes) / 10:g} minutes"
-
-
-class StepCost(NamedTuple):
-    """The seconds of a training step, and the bytes that it holds: parameters, and tensors for the backward pass."""
-
-    seconds: float
-    memory: int
-
-
-def measure_costs(networks: Sequence[nn.Module], inputs: Tensor, loss: Callable[[Any], Tensor]) -> list[StepCost]:
-    """Return the costs of networks: the least time of steps that are measured in turns, since machines are busy."""
-
-    def step(network: nn.Module) -> float:
-        started = now(inputs.device)
-        network.zero_grad()
-        loss(network(inputs)).backward()  # type: ignore[no-untyped-call]
-        return now(inputs.device) - started
-
-    memory = [_measure_memory(network.to(inputs.device).train(), step) for network in networks]
-    started = time.monotonic()
-    rounds: list[list[float]] = []
-    while len(rounds) < MIN_STEPS or time.monotonic() - started < MEASURED_SECONDS:
-        rounds.append([step(network) for network in networks])
-    return [StepCost(min(own), held) for own, held in zip(zip(*rounds, strict=True), memory, strict=True)]
-
-
-def _measure_memory(network: nn.Module, step: Callable[[nn.Module], object]) -> int:
-    """Return the bytes of the parameters and of what the backward pass needs."""
-    held: dict[int, int] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        held[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        step(network)
-    for parameter in network.parameters():
-        keep(parameter.detach())
-    return sum(held.values())
-
-
-def now(device: torch.device) -> float:
-    """Return the time, once a GPU has done its work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()

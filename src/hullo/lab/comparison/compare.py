@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from hullo.lab.comparison.budget import Clock, Plan
 from hullo.lab.comparison.candidates import DEFAULT, prepare, seeded
 from hullo.lab.comparison.data import Arrays, Stream, read_data
-from hullo.lab.comparison.decision import ORIGINAL
-from hullo.lab.comparison.engine import CPU_MEMBERS, GPU_MEMBERS, Engine
+from hullo.lab.comparison.decision import ORIGINAL, Trial
+from hullo.lab.comparison.engine import Engine
 from hullo.lab.comparison.result import Result
 from hullo.lab.comparison.store import Store
 from hullo.lab.comparison.task import Loss, Task, make_task
-from hullo.lab.comparison.trial import OPTIMIZERS, Alone, Setup, Step, call_step
-from hullo.lab.comparison.work import Here, RayWorkers
+from hullo.lab.comparison.trial import OPTIMIZERS, Setup, SingleNetwork, Step, call_step
+from hullo.lab.comparison.work import CPU_MEMBERS, GPU_MEMBERS, Here, RayWorkers
 from hullo.lab.files import checksum, locked, make_directory
 from hullo.lab.progress import PipeConsole, Progress
 from hullo.lab.run.cluster import check_engine, choose_gpus, connect
@@ -239,11 +239,11 @@ def _observe_step(network: nn.Module, data: Arrays | Stream, step: Step) -> tupl
     The inputs are None if they are not a single tensor.
     """
     seen: list[tuple[Any, ...]] = []
-    alone = Alone(network.eval(), 0, ORIGINAL)
-    alone.register_forward_pre_hook(lambda _, args, kwargs: seen.append((args, kwargs)), with_kwargs=True)
+    single = SingleNetwork(network.eval(), Trial(ORIGINAL, 0.0, 0))
+    single.register_forward_pre_hook(lambda _, args, kwargs: seen.append((args, kwargs)), with_kwargs=True)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        (loss,) = call_step(step, alone, data.load_eval(*next(data.eval_batches("val")))).tolist()
+        (loss,) = call_step(step, single, data.load_eval(*next(data.eval_batches("val")))).tolist()
     if not seen or len(seen[0][0]) != 1 or seen[0][1].keys() - {"in_dims"}:
         return None, f"{loss:.4g}"
     ((inputs,), options), *_ = seen

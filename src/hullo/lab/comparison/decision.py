@@ -1,4 +1,4 @@
-"""The decision: which runs to train, which candidate to confirm, and what that shows.
+"""The decision: which networks to train, which candidate to confirm, and what that shows.
 
 Everything here is a function of scores. `train` is whatever returns them: an engine that trains networks, or a
 simulation that draws random numbers, by which the error rates of the whole procedure are tested. Scores are higher for
@@ -18,7 +18,7 @@ from hullo.lab.analysis.power import seeds_needed
 from hullo.lab.analysis.statistics import ALPHA, pooled_deviation, t_quantile
 
 ORIGINAL = "own"
-"""The name of the original network."""
+"""The name of the original network in records."""
 FRESH = 1000
 """The first seed of the confirmation; choices are made on seeds from 0."""
 MAX_EXTENSIONS = 2
@@ -30,8 +30,8 @@ SAME = 1e-5
 WINS, KEEP, UNDECIDED = "wins", "keep", "undecided"
 
 
-class Arm(NamedTuple):
-    """A run: a candidate, its learning rate and a seed."""
+class Trial(NamedTuple):
+    """A network to train: a candidate, its learning rate and a seed."""
 
     candidate: str
     lr: float
@@ -39,13 +39,13 @@ class Arm(NamedTuple):
 
 
 class Score(NamedTuple):
-    """The scores of a run after the epoch that was best on validation data; higher is better, NaN if it diverged."""
+    """The scores of a trial after the epoch that was best on validation data; NaN if it diverged."""
 
     val: float
     test: float
 
 
-Train = Callable[[Sequence[Arm], str], Mapping[Arm, Score]]
+Train = Callable[[Sequence[Trial], str], Mapping[Trial, Score]]
 Pairs = Sequence[tuple[str, float]]
 
 
@@ -56,19 +56,24 @@ class Choice:
     rates: dict[str, float] = field(default_factory=dict)  # the best learning rate of each candidate
     challenger: str = ""
     grid: list[float] = field(default_factory=list)
-    scores: dict[Arm, Score] = field(default_factory=dict)
+    scores: dict[Trial, Score] = field(default_factory=dict)
 
     def values(self, candidate: str, lr: float | None = None) -> dict[int, float]:
         """Return the validation scores of a candidate by seed, at its best rate or a given one.
 
-        A run that diverged counts as the worst of all runs.
+        A network that diverged has the worst score of all.
         """
-        rate, worst = self.rates[candidate] if lr is None else lr, worst_of(score.val for score in self.scores.values())
-        runs = {arm.seed: score.val for arm, score in self.scores.items() if arm[:2] == (candidate, rate)}
-        return {seed: fill(value, worst) for seed, value in sorted(runs.items())}
+        pair, worst = (candidate, lr or self.rates[candidate]), worst_of(score.val for score in self.scores.values())
+        found = {trial.seed: fill(score.val, worst) for trial, score in self.scores.items() if trial[:2] == pair}
+        return dict(sorted(found.items()))
 
     def mean(self, candidate: str, lr: float | None = None) -> float:
         return fmean(self.values(candidate, lr).values())
+
+    def changes(self, candidate: str) -> list[float]:
+        """Return the differences from the original between networks of the same seed."""
+        original = self.values(ORIGINAL)
+        return [value - original[seed] for seed, value in self.values(candidate).items()]
 
     def is_at_edge(self, candidate: str) -> bool:
         """Return whether the best rate of a candidate is at an end of the grid."""
@@ -76,15 +81,13 @@ class Choice:
 
     @property
     def deviation(self) -> float | None:
-        """Return the standard deviation of differences from the original between runs of the same seed."""
-        own = self.values(ORIGINAL)
-        others = [self.values(candidate) for candidate in self.rates if candidate != ORIGINAL]
-        return pooled_deviation([[other[seed] - own[seed] for seed in other if seed in own] for other in others])
+        """Return the standard deviation of the differences from the original, pooled over candidates."""
+        return pooled_deviation([self.changes(name) for name in self.rates if name != ORIGINAL])
 
-    def confirmation(self, pairs: int) -> list[Arm]:
-        """Return the runs of the confirmation: the challenger and the original, on fresh seeds."""
+    def confirmation(self, pairs: int) -> list[Trial]:
+        """Return the trials of the confirmation: the challenger and the original, on fresh seeds."""
         names, seeds = (self.challenger, ORIGINAL), range(FRESH, FRESH + pairs)
-        return [Arm(name, self.rates[name], seed) for seed in seeds for name in names]
+        return [Trial(name, self.rates[name], seed) for seed in seeds for name in names]
 
 
 def worst_of(values: Iterable[float]) -> float:
@@ -102,7 +105,7 @@ def choose(
     train: Train,
     *,
     count_seeds: Callable[[Pairs, int, int], int] = lambda pairs, first, left: 1,
-    may_extend: Callable[[Sequence[Arm]], bool] = lambda arms: True,
+    may_extend: Callable[[Sequence[Trial]], bool] = lambda trials: True,
 ) -> Choice:
     """Choose the challenger by successive halving on validation scores.
 
@@ -112,35 +115,38 @@ def choose(
     candidates of a round with their rates, the first seed, and how many rounds are left.
 
     >>> quality = {"own": 0.0, "relu": 0.1, "gelu": 0.5}
-    >>> choose(list(quality), [0.1], lambda arms, _: {arm: Score(quality[arm.candidate], 0) for arm in arms}).challenger
+    >>> choose(list(quality), [0.1], lambda trials, _: {t: Score(quality[t.candidate], 0) for t in trials}).challenger
     'gelu'
     """
     choice, challengers = Choice(grid=sorted(rates)), [name for name in candidates if name != ORIGINAL]
     sizes = halvings(len(challengers))
 
-    def settle(arms: Sequence[Arm], words: str) -> None:
-        choice.scores |= train(arms, words)
+    def settle(new: Sequence[float], seeds: range, words: str) -> None:
+        choice.scores |= train(
+            [Trial(name, lr, seed) for seed in seeds for name, lr in product(candidates, new)], words
+        )
         for name in candidates:
             choice.rates[name] = max(choice.grid, key=lambda lr: choice.mean(name, lr))
 
-    pairs, words = [*product(candidates, choice.grid)], f"round 1 of {1 + len(sizes)}"
-    seeds = range(count_seeds(pairs, 0, len(sizes)))
-    settle([Arm(*pair, seed) for seed in seeds for pair in pairs], words)
+    words = f"round 1 of {1 + len(sizes)}"
+    seeds = range(count_seeds([*product(candidates, choice.grid)], 0, len(sizes)))
+    settle(choice.grid, seeds, words)
     if not any(math.isfinite(score.val) for score in choice.scores.values()):
-        raise ValueError("all runs diverged: losses or weights are not finite; check the loss, or give smaller lr")
+        raise ValueError("all networks diverged: losses or weights are not finite; check the loss, or give smaller lr")
     for _ in range(MAX_EXTENSIONS):
         new = _beyond(choice)
-        arms = [Arm(name, lr, seed) for seed in seeds for name, lr in product(candidates, new)]
-        if not arms or not may_extend(arms):
+        if not new or not may_extend(
+            [Trial(name, lr, seed) for seed in seeds for name, lr in product(candidates, new)]
+        ):
             break
         choice.grid = sorted([*choice.grid, *new])
-        settle(arms, f"{words}, more learning rates")
+        settle(new, seeds, f"{words}, more learning rates")
     for number, size in enumerate(sizes, 1):
         challengers = sorted(challengers, key=choice.mean, reverse=True)[:size]
         pairs = [(name, choice.rates[name]) for name in (ORIGINAL, *challengers)]
         seeds = range(seeds.stop, seeds.stop + count_seeds(pairs, seeds.stop, len(sizes) - number))
-        arms = [Arm(*pair, seed) for seed in seeds for pair in pairs]
-        choice.scores |= train(arms, f"round {1 + number} of {1 + len(sizes)}")
+        trials = [Trial(*pair, seed) for seed in seeds for pair in pairs]
+        choice.scores |= train(trials, f"round {1 + number} of {1 + len(sizes)}")
     (choice.challenger,) = challengers
     return choice
 
@@ -170,10 +176,10 @@ def _beyond(choice: Choice) -> list[float]:
     return [float(f"{end**2 / inner:.2g}") for end, inner in ends]
 
 
-def count_runs(candidates: int, rates: int) -> int:
-    """Return the number of runs of `choose` with one seed in each round, without extensions of the grid.
+def count_trials(candidates: int, rates: int) -> int:
+    """Return the number of trials of `choose` with one seed in each round, without extensions of the grid.
 
-    >>> count_runs(7, 3)
+    >>> count_trials(7, 3)
     30
     """
     return candidates * rates + sum(1 + size for size in halvings(candidates - 1))
@@ -200,7 +206,7 @@ class Verdict:
     @property
     def level(self) -> float:
         """Return the level of the interval."""
-        return 1 - two_sided(self.look)
+        return 1 - alpha_of(self.look)
 
     @property
     def excluded(self) -> float:
@@ -209,29 +215,23 @@ class Verdict:
 
     @property
     def needed(self) -> int | None:
-        """Return the number of seeds, in all, that would decide if mean and deviation stayed; None if it is unknown."""
-        if not self.deviation:
-            return None
+        """Return the number of seeds, in all, that would decide if mean and deviation stayed; None beyond 1000."""
         shown = [gain for gain in (self.gain, self.worth - self.gain) if gain > 0]  # a win, or that it is not worth it
-        needed = [seeds_needed(gain, self.deviation, two_sided(self.look + 1)) for gain in shown]
+        needed = [seeds_needed(gain, self.deviation, alpha_of(self.look + 1)) for gain in shown]
         least = min((count for count in needed if count is not None), default=None)
         return None if least is None else max(least, self.pairs + 1)
 
 
 def alpha_of(look: int) -> float:
-    """Return the error rate of a look, counted from 1: all looks together have 0.05.
+    """Return the error rate of the interval of a look, counted from 1. Each of its ends errs at half of it.
 
-    A finding can err in one direction only: "wins" without a gain, or "keep" with a gain that is worth a change.
+    A finding errs at one end: "wins" without a gain, or "keep" with a gain that is worth a change. So all looks
+    together err in at most 5 %.
 
-    >>> [round(alpha_of(k), 5) for k in (1, 2, 3)]
-    [0.025, 0.0125, 0.00625]
+    >>> [round(alpha_of(look), 4) for look in (1, 2, 3)]
+    [0.05, 0.025, 0.0125]
     """
-    return float(ALPHA / 2**look)
-
-
-def two_sided(look: int) -> float:
-    """Return the error rate of the interval of a look, either end of which errs at `alpha_of`."""
-    return 2 * alpha_of(look)
+    return ALPHA * 0.5 ** (look - 1)
 
 
 def judge(
@@ -239,7 +239,7 @@ def judge(
 ) -> Verdict:
     """Judge the test scores of both, with the same seeds, by the t interval of their differences.
 
-    A run that diverged has a score of NaN, and counts as the worst of all, other runs of the score `worst` included.
+    A network that diverged has a score of NaN, and gets the worst of all, other networks of the score `worst` included.
 
     >>> judge([90.1, 90.4, 90.2, 90.6], [89.0, 89.2, 89.3, 89.4], worth=0.3).kind
     'wins'
@@ -254,11 +254,11 @@ def judge(
     count, gain, deviation = len(differences), fmean(differences), stdev(differences)
     if deviation <= SAME * max(map(abs, (*one, *two))):
         return Verdict(gain, math.inf, worth, count, 0.0, look)
-    half = t_quantile(count - 1, 1 - two_sided(look)) * deviation / math.sqrt(count)
+    half = t_quantile(count - 1, 1 - alpha_of(look)) * deviation / math.sqrt(count)
     return Verdict(gain, half, worth, count, deviation, look)
 
 
-def confirm(choice: Choice, pairs: int, worth: float, look: int, scores: Mapping[Arm, Score]) -> Verdict:
+def confirm(choice: Choice, pairs: int, worth: float, look: int, scores: Mapping[Trial, Score]) -> Verdict:
     """Judge the challenger on fresh seeds, those of earlier looks included."""
-    tests = [scores[arm].test for arm in choice.confirmation(pairs)]
+    tests = [scores[trial].test for trial in choice.confirmation(pairs)]
     return judge(tests[::2], tests[1::2], worth, look, worst_of(score.test for score in choice.scores.values()))

@@ -1,7 +1,8 @@
-"""The engine of one call: plans within the budget, trains the runs that the decision asks for, and records them.
+"""The engine of one call: plans within the budget, trains the networks that the decision asks for, and records them.
 
-It is a function of the plan, of the runs that have a record, and of the time that is left. Runs that have a record are
-free, so a comparison that was interrupted goes on where it ended, and one that is called with more minutes looks again.
+It is a function of the plan, of the trials that have a record, and of the time that is left. Trials that have a record
+are free, so a comparison that was interrupted goes on where it ended, and one that is called with more minutes looks
+again.
 """
 
 from __future__ import annotations
@@ -18,24 +19,14 @@ from typing import Any
 from hullo._compat import is_out_of_memory
 from hullo.lab.analysis.power import MOST_SEEDS, detectable_difference, seeds_needed
 from hullo.lab.comparison import decision, work
-from hullo.lab.comparison.budget import (
-    MIN_PAIRS,
-    Clock,
-    OutOfTime,
-    Plan,
-    make_plan,
-    spell_count,
-    spell_minutes,
-)
-from hullo.lab.comparison.decision import FRESH, MAX_PAIRS, ORIGINAL, UNDECIDED, Arm, Choice, Pairs, Score, Verdict
+from hullo.lab.comparison.budget import MIN_PAIRS, Clock, OutOfTime, Plan, make_plan, spell_count, spell_minutes
+from hullo.lab.comparison.decision import FRESH, MAX_PAIRS, ORIGINAL, UNDECIDED, Choice, Pairs, Score, Trial, Verdict
 from hullo.lab.comparison.result import Result
 from hullo.lab.comparison.store import Store, score_of
-from hullo.lab.comparison.trial import Setup, Trial
+from hullo.lab.comparison.trial import Setup, TrialLoop
 from hullo.lab.comparison.work import Trained, Workers
 from hullo.lab.progress import Progress
 
-CPU_MEMBERS, GPU_MEMBERS = 16, 512
-"""The largest number of networks in a population. On a CPU, more save time only where networks are small."""
 MAX_SEEDS = 5
 """The largest number of seeds that a round of the choice adds."""
 RESERVE = 0.9
@@ -57,26 +48,24 @@ class Engine:
     clock: Clock
     stop: Event
     plan: Plan  # with the learning rates and the largest number of networks at once, before it is made
-    epochs: int | None  # of every run; None for as many as fit
+    epochs: int | None  # of every network; None for as many as fit
     seeds: int | None  # the largest number of fresh seeds; None for as many as fit
     worth: float | None  # the smallest gain that is worth a change; None for a default
-    pace: float = 1.0  # how much longer runs took than planned
+    pace: float = 1.0  # how much longer networks took than planned
 
     def run(self) -> Result:
         """Run, and return the result."""
         store, setup = self.store, self.setup
         if "plan" not in store.state:
-            measured = self._measure([Arm(name, lr, 0) for name in setup.candidates for lr in self.plan.rates])
-            store.update(plan=asdict(make_plan(self.clock, measured, len(setup.candidates), self.epochs)))
+            store.update(plan=asdict(make_plan(self.clock, self._measure(), len(setup.candidates), self.epochs)))
         self.plan = replace(Plan(**store.state["plan"]), workers=self.workers.count)
-        choice = Choice(grid=list(self.plan.rates))
-        result = Result(setup, store, self.plan, choice, self.worth, self.worth is None)
+        result = Result(setup, store, self.plan, Choice(grid=list(self.plan.rates)), self.worth, self.worth is None)
         with suppress(OutOfTime):
             result.choice = choice = self._choose()
             worth = result.worth = self.worth or setup.task.default_worth(choice.mean(ORIGINAL))
             result.verdict = self._confirm(choice, worth)
             if result.verdict is not None and "costs" not in store.state:
-                (costs,) = self.workers.map(work.measure_steps, setup, [(ORIGINAL, choice.challenger)])
+                (costs,) = self.workers.map(work.measure_costs, setup, [(ORIGINAL, choice.challenger)])
                 store.update(costs=costs)
         store.publish(result.choice.rates)
         store.update(seconds=self.clock.used)
@@ -93,14 +82,14 @@ class Engine:
         """Return the choice of an earlier call, or choose."""
         store = self.store
         if "choice" in store.state:
-            scores = {arm: score for arm, score in store.scores().items() if arm.seed < FRESH}
+            scores = {trial: score for trial, score in store.scores().items() if trial.seed < FRESH}
             return Choice(**store.state["choice"], scores=scores)
         choice = decision.choose(
             list(self.setup.candidates),
             self.plan.rates,
             self.train,
             count_seeds=self._count_seeds,
-            may_extend=lambda arms: self.predict(len(self.missing(arms))) <= self.plan.left_to_choose(self.clock),
+            may_extend=lambda new: self.predict(len(self.missing(new))) <= self.plan.left_to_choose(self.clock),
         )
         store.update(choice={name: getattr(choice, name) for name in ("rates", "challenger", "grid")})
         return choice
@@ -112,7 +101,7 @@ class Engine:
         gets less of the time: later ones can make up for few seeds, but not for a grid that ends too early. A later
         round is left out, with 0 seeds, if it would take time that the confirmation needs.
         """
-        seeds = takewhile(lambda seed: not self.missing([Arm(*pair, seed) for pair in pairs]), count(first))
+        seeds = takewhile(lambda seed: not self.missing([Trial(*pair, seed) for pair in pairs]), count(first))
         trained, seconds = len(list(seeds)), self.predict(len(pairs))
         if first and seconds + self.predict(2 * MIN_PAIRS) > self.clock.left:
             return trained
@@ -127,21 +116,20 @@ class Engine:
         An earlier look stays if it has decided, or if there are not more minutes or seeds than it had.
         """
         store, most = self.store, self.most_seeds
-        looks: list[int] = store.state.get("looks", [])
-        limits, done, verdict = [self.clock.seconds, most], 1, None
+        looks, limits = store.state.get("looks", []), [self.clock.seconds, most]
+        done, verdict = 1, None
         if looks:
             done, verdict = looks[-1], decision.confirm(choice, looks[-1], worth, len(looks), store.scores())
-            before = store.state.get("limits", limits)
-            if verdict.kind != UNDECIDED or all(new <= old for new, old in zip(limits, before, strict=True)):
+            is_repeated = all(new <= old for new, old in zip(limits, store.state["limits"], strict=True))
+            if verdict.kind != UNDECIDED or is_repeated:
                 return verdict
-        arms, left = choice.confirmation(most), RESERVE * self.clock.left
-        fitting = (n for n in range(done + 1, most + 1) if self.predict(len(self.missing(arms[: 2 * n]))) < left)
+        trials, left = choice.confirmation(most), RESERVE * self.clock.left
+        fitting = (n for n in range(done + 1, most + 1) if self.predict(len(self.missing(trials[: 2 * n]))) < left)
         if pairs := max(fitting, default=0):
             self._announce(choice, pairs, len(looks) + 1, worth)
             with suppress(OutOfTime):
-                self.train(arms[: 2 * pairs], "confirmation")
-            missing = self.missing(arms)
-            pairs = (arms.index(missing[0]) if missing else len(arms)) // 2
+                self.train(trials[: 2 * pairs], "confirmation")
+            pairs = len(list(takewhile(lambda trial: not self.missing([trial]), trials))) // 2
         if pairs <= done:
             return verdict
         store.update(looks=[*looks, pairs], limits=limits)
@@ -149,7 +137,7 @@ class Engine:
 
     def _announce(self, choice: Choice, pairs: int, look: int, worth: float) -> None:
         """Print the power of the confirmation, before it starts, and what would find a gain that is worth a change."""
-        task, deviation, alpha = self.setup.task, choice.deviation, decision.two_sided(look)
+        task, deviation, alpha = self.setup.task, choice.deviation, decision.alpha_of(look)
         words = []
         if deviation:
             gain = detectable_difference(deviation, pairs, alpha)
@@ -169,47 +157,46 @@ class Engine:
         minutes = f", about {spell_minutes(self._minutes(2 * (needed - done)))} in all"
         return f"{needed} seeds{minutes}" if needed <= self.most_seeds else f"{needed} seeds"
 
-    def _minutes(self, runs: int) -> float:
-        """Return the minutes, in all, after a number of further runs."""
-        return (self.clock.used + self.predict(runs) / RESERVE) / 60
+    def _minutes(self, networks: int) -> float:
+        """Return the minutes, in all, after a number of further networks."""
+        return (self.clock.used + self.predict(networks) / RESERVE) / 60
 
     def _advise(self, verdict: Verdict | None) -> str:
         """Return what would decide if mean and deviation stayed."""
         if verdict is not None:
             return f"{self._spell_seeds(verdict.needed, verdict.pairs)} would probably decide"
-        chosen = sum(arm.seed < FRESH for arm in self.store.records)
-        all_runs = decision.count_runs(len(self.setup.candidates), len(self.plan.rates))
-        minutes = self._minutes(max(0, all_runs - chosen) + 2 * MIN_PAIRS)
-        return f"about {spell_minutes(minutes)} in all would do"
+        chosen = sum(trial.seed < FRESH for trial in self.store.records)
+        trials = decision.count_trials(len(self.setup.candidates), len(self.plan.rates))
+        return f"about {spell_minutes(self._minutes(max(0, trials - chosen) + 2 * MIN_PAIRS))} in all would do"
 
-    def train(self, arms: Sequence[Arm], words: str) -> dict[Arm, Score]:
-        """Train the runs without a record, and return the scores of all; raise OutOfTime if they do not fit."""
-        total = len(self.missing(arms))
-        while missing := self.missing(arms):
+    def train(self, trials: Sequence[Trial], words: str) -> dict[Trial, Score]:
+        """Train the trials without a record, and return the scores of all; raise OutOfTime if they do not fit."""
+        total = len(self.missing(trials))
+        while missing := self.missing(trials):
             populations = list(islice(self._populations(missing), self.workers.count))
             if self.predict(sum(map(len, populations))) > self.clock.left:
                 raise OutOfTime
             with self._halving(len(populations[0])):
                 self._train(populations, words, total - len(missing), total)
-        return {arm: self.store.score(arm) for arm in arms}
+        return {trial: self.store.score(trial) for trial in trials}
 
-    def missing(self, arms: Sequence[Arm]) -> list[Arm]:
-        """Return the runs without a record."""
-        return [arm for arm in arms if arm not in self.store.records]
+    def missing(self, trials: Sequence[Trial]) -> list[Trial]:
+        """Return the trials without a record."""
+        return [trial for trial in trials if trial not in self.store.records]
 
-    def predict(self, runs: int) -> float:
-        """Return the seconds that runs will take, at the pace of those that were trained in this call."""
-        return self.pace * self.plan.seconds(runs)
+    def predict(self, networks: int) -> float:
+        """Return the seconds that networks will take, at the pace of those that were trained in this call."""
+        return self.pace * self.plan.seconds(networks)
 
-    def _populations(self, arms: Sequence[Arm]) -> Iterator[list[Arm]]:
-        """Yield runs that can be trained side by side, in parts of about the same size."""
-        groups: dict[Any, list[Arm]] = {}
-        for arm in arms:
-            candidate = self.setup.candidates[arm.candidate]
-            groups.setdefault(arm if candidate.group is None else candidate.group, []).append(arm)
-        for group in groups.values():
-            parts = max(math.ceil(len(group) / self.plan.members), min(self.workers.count, len(group)))
-            yield from (group[i * len(group) // parts : (i + 1) * len(group) // parts] for i in range(parts))
+    def _populations(self, trials: Sequence[Trial]) -> Iterator[list[Trial]]:
+        """Yield trials that can be trained side by side, in parts of about the same size."""
+        groups: dict[Any, list[Trial]] = {}
+        for trial in trials:
+            group = self.setup.candidates[trial.candidate].group
+            groups.setdefault(trial if group is None else group, []).append(trial)
+        for found in groups.values():
+            parts = max(math.ceil(len(found) / self.plan.members), min(self.workers.count, len(found)))
+            yield from (found[i * len(found) // parts : (i + 1) * len(found) // parts] for i in range(parts))
 
     @contextmanager
     def _halving(self, members: int) -> Iterator[None]:
@@ -222,20 +209,19 @@ class Engine:
             self.plan = replace(self.plan, members=members // 2)
             self.progress.note(f"memory ran out with {members} networks at once; going on with {members // 2}")
 
-    def _train(self, populations: list[list[Arm]], words: str, done: int, total: int) -> None:
-        """Train populations side by side, and record their runs."""
-        started, arms = self.clock.used, [arm for population in populations for arm in population]
-        first, *others = dict.fromkeys(self.setup.candidates[arm.candidate].label for arm in arms)
+    def _train(self, populations: list[list[Trial]], words: str, done: int, total: int) -> None:
+        """Train populations side by side, and record their networks."""
+        started, trials = self.clock.used, [trial for population in populations for trial in population]
+        first, *others = dict.fromkeys(self.setup.candidates[trial.candidate].label for trial in trials)
         labels = ", ".join([first, *others]) if len(others) < 2 else f"{first} and {len(others)} other activations"
-        title = f"{words}: {spell_count(len(arms), 'network')}"
+        title = f"{words}: {spell_count(len(trials), 'network')}"
         title += f" in {len(populations)} populations" if len(populations) > 1 else ""
-        self.progress.start_step(f"{title}, {labels}, {spell_time(self.clock.left)} left", done, total)
+        self.progress.start_step(f"{title}, {labels}, {self._spell_left()}", done, total)
 
-        def show(trial: Trial) -> None:
-            fraction = (trial.epoch + trial.step / trial.steps) / trial.epochs
-            at = f"epoch {min(trial.epoch + 1, trial.epochs)} of {trial.epochs}"
-            text = f"{title}\n{labels}, {at}, {spell_time(self.clock.left)} left"  # of 80 columns
-            self.progress.update(fraction * len(trial.arms), text)
+        def show(loop: TrialLoop) -> None:
+            fraction = (loop.epoch + loop.step / loop.steps) / loop.epochs
+            at = f"epoch {min(loop.epoch + 1, loop.epochs)} of {loop.epochs}"
+            self.progress.update(fraction * len(loop.trials), f"{title}\n{labels}, {at}, {self._spell_left()}")
 
         calls, recorded = [(population, self.plan.epochs) for population in populations], 0
         for trained in self.workers.map(work.train, self.setup, calls, show=show, stop=self.stop):
@@ -243,39 +229,31 @@ class Engine:
             recorded += len(trained.records)
             self.progress.update(recorded)
         # half of what is known, half of what is new
-        self.pace = (self.pace + (self.clock.used - started) / self.plan.seconds(len(arms))) / 2
+        self.pace = (self.pace + (self.clock.used - started) / self.plan.seconds(len(trials))) / 2
+
+    def _spell_left(self) -> str:
+        return f"{timedelta(seconds=max(0, round(self.clock.left)))} left"
 
     def _record(self, trained: Trained) -> None:
-        """Record runs, after the weights of those that are the best of their candidate."""
+        """Record networks, after the weights of those that are the best of their candidate."""
         store = self.store
-        for arm, state in trained.weights.items():
-            others = [score.val for other, score in store.scores().items() if other.candidate == arm.candidate]
-            if score_of(trained.records[arm], store.sign).val >= max(filter(math.isfinite, others), default=-math.inf):
-                store.save_weights(self.setup.candidates[arm.candidate].label, state)
-        for arm, scores in trained.examples.items():
-            store.save_examples(trained.records[arm], scores)
+        for trial, state in trained.weights.items():
+            others = [score.val for other, score in store.scores().items() if other.candidate == trial.candidate]
+            if score_of(trained.records[trial], store.sign).val >= max(
+                filter(math.isfinite, others), default=-math.inf
+            ):
+                store.save_weights(self.setup.candidates[trial.candidate].label, state)
+        for trial, scores in trained.examples.items():
+            store.save_examples(trained.records[trial], scores)
         store.add(trained.records)
         store.update(seconds=self.clock.used)
 
-    def _measure(self, arms: Sequence[Arm]) -> Plan:
-        """Return the plan with the seconds of a population, measured of a small and of a large one.
-
-        On a GPU, the number of networks at once is bounded by what the large one leaves of the memory.
-        """
-        measured = None
-        while measured is None:
-            large = max(self._populations(arms), key=len)
-            size = len(large)
-            with self._halving(size):
+    def _measure(self) -> Plan:
+        """Return the plan with the seconds of a population, and as many networks at once as memory allows."""
+        trials = [Trial(name, lr, 0) for name in self.setup.candidates for lr in self.plan.rates]
+        while True:
+            large = max(self._populations(trials), key=len)
+            with self._halving(len(large)):
                 (measured,) = self.workers.map(work.measure, self.setup, [large])
-        each = (
-            max((measured.many - measured.one) / (size - 1), measured.many / size / 10) if size > 1 else measured.many
-        )
-        members = self.plan.members if any(item.group is not None for item in self.setup.candidates.values()) else 1
-        members, fixed = min(members, measured.room or members), max(0.0, measured.many - size * each)
-        return replace(self.plan, members=members, setup=measured.setup, fixed=fixed, each=each)
-
-
-def spell_time(seconds: float) -> str:
-    """Return a duration as text: 0:04:10."""
-    return str(timedelta(seconds=max(0, round(seconds))))
+                members = min(self.plan.members, measured["members"])
+                return replace(self.plan, **measured | {"members": members})

@@ -7,18 +7,19 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from statistics import mean
+from statistics import fmean
 
 import torch
 from torch import nn
 
 from hullo.lab.analysis.statistics import t_quantile
-from hullo.lab.comparison.budget import Plan, StepCost, spell_count
+from hullo.lab.comparison.budget import Plan, spell_count
 from hullo.lab.comparison.candidates import COEFFICIENT_LR_SCALE, HULL, Candidate
-from hullo.lab.comparison.decision import FRESH, KEEP, ORIGINAL, WINS, Choice, Verdict, fill, worst_of
+from hullo.lab.comparison.decision import KEEP, ORIGINAL, WINS, Choice, Verdict, fill, worst_of
 from hullo.lab.comparison.store import Store
 from hullo.lab.comparison.task import spell_number
 from hullo.lab.comparison.trial import Setup
+from hullo.lab.comparison.work import StepCost
 from hullo.lab.spec.records import ACCURACY
 
 MEAN = "#.5g"
@@ -27,10 +28,10 @@ MEAN = "#.5g"
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table: the means of a candidate's runs at its learning rate.
+    """A line of the table: what a candidate scored at its learning rate.
 
-    Means over unlike numbers of seeds do not compare; `change` is the mean difference from the original, on
-    validation data and the same seeds.
+    Means over unlike numbers of seeds do not compare; `change` is the mean difference from the original on validation
+    data, of networks of the same seed.
     """
 
     candidate: str
@@ -53,7 +54,7 @@ class Result:
         best: the network to use, trained, as a plain module: the challenger's if it wins, else the original's.
         rows: the lines of the table.
         verdict: the numbers of the confirmation; None if the time ran out before.
-        choice: the runs on validation data, and the challenger.
+        choice: the scores on validation data, and the challenger.
         worth: the smallest gain that is worth a change; None if it is not known yet.
         is_default_worth: whether the user did not give it.
         advice: what would decide.
@@ -99,22 +100,22 @@ class Result:
         return first + sorted(rows.values(), key=lambda row: (-row.validation_seeds, -self.task.sign * row.change))
 
     def _row(self, item: Candidate) -> Row:
-        sign, lr = self.task.sign, self.choice.rates[item.name]
-        is_confirmed = self.verdict is not None and item.name in (ORIGINAL, self.choice.challenger)
-        scores = self.store.scores()
-        own, worst = [arm for arm in scores if arm[:2] == (item.name, lr)], worst_of(s.test for s in scores.values())
-        tested = [fill(scores[arm].test, worst) for arm in own if (arm.seed >= FRESH) == is_confirmed]
-        validation, original = self.choice.values(item.name), self.choice.values(ORIGINAL)
+        sign, lr, choice, found = self.task.sign, self.choice.rates[item.name], self.choice, self.verdict
+        tried = [trial for trial in choice.scores if trial[:2] == (item.name, lr)]
+        confirmed = [] if found is None else choice.confirmation(found.pairs)
+        tested = [trial for trial in confirmed if trial.candidate == item.name] or tried
+        scores = {trial: self.store.score(trial).test for trial in (*choice.scores, *confirmed)}
+        worst = worst_of(scores.values())
         return Row(
             candidate=item.label,
             lr=lr,
-            role="confirmed" if is_confirmed else "exploratory",
-            validation=sign * mean(validation.values()),
-            change=sign * mean(value - original[seed] for seed, value in validation.items()),
-            validation_seeds=len(validation),
-            test=sign * mean(tested) if tested else math.nan,
+            role="exploratory" if tested is tried else "confirmed",
+            validation=sign * choice.mean(item.name),
+            change=sign * fmean(choice.changes(item.name)),
+            validation_seeds=len(tried),
+            test=sign * fmean(fill(scores[trial], worst) for trial in tested),
             test_seeds=len(tested),
-            diverged=sum(self.store.records[arm].diverged for arm in own),
+            diverged=sum(self.store.records[trial].diverged for trial in {*tried, *tested}),
         )
 
     @property
@@ -136,7 +137,7 @@ class Result:
         change += f" ± {spell(found.half)} ({level})"
         worth, most = f"the {spell(found.worth)} that would be worth a change", spell(found.excluded)
         if found.kind == WINS:
-            size = f"; whether by {worth} is open"
+            size = f", but perhaps by less than {worth}"
             if found.gain - found.half > found.worth:
                 size = f" by more than {worth}"
             elif found.excluded < found.worth:
@@ -161,10 +162,10 @@ class Result:
         The variances of both means are added: s^2 / n over seeds and s^2 / N over examples.
         """
         found = self.verdict
-        arms = [] if found is None else self.choice.confirmation(found.pairs)
-        parts = [self.store.load_examples(arm) for arm in arms]
+        trials = [] if found is None else self.choice.confirmation(found.pairs)
+        parts = [self.store.load_examples(trial) for trial in trials]
         known = [self.task.slope(float(part.mean())) * part for part in parts if part is not None]
-        is_sound = not any(self.store.records[arm].diverged for arm in arms)
+        is_sound = not any(self.store.records[trial].diverged for trial in trials)
         if found is None or not found.deviation or len(known) < len(parts) or not is_sound or len(known[0]) < 2:
             return None
         difference = torch.stack(known[::2]).mean(0) - torch.stack(known[1::2]).mean(0)

@@ -1,4 +1,4 @@
-"""The folder of a comparison: every run, what was planned and decided, and the weights of the best networks."""
+"""The folder of a comparison: every network, what was planned and decided, and the weights of the best networks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from hullo.lab.comparison.decision import Arm, Score
+from hullo.lab.comparison.decision import Score, Trial
 from hullo.lab.files import atomic_write
 from hullo.lab.spec.records import Record, Records
 from hullo.lab.spec.run_spec import Spec
@@ -23,15 +23,15 @@ from hullo.lab.spec.run_spec import Spec
 class Store:
     """Keep a comparison on disk, so that a killed one resumes and a finished one can be extended.
 
-    ``trials.jsonl`` has a record of each run, at its learning rate; ``records.jsonl`` those at the rate that was chosen
-    for the candidate, which tables, figures and pages compare; ``comparison.json`` the plan, the choice, the looks and
-    the finding.
+    ``trials.jsonl`` has a record of each network, at its learning rate; ``records.jsonl`` those at the rate that was
+    chosen for the candidate, which tables, figures and pages compare; ``comparison.json`` the plan, the choice, the
+    looks and the finding.
     """
 
     folder: Path
     sign: float  # -1 if a lower metric is better
     state: dict[str, Any] = field(default_factory=dict)
-    records: dict[Arm, Record] = field(default_factory=dict)
+    records: dict[Trial, Record] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._state = self.folder / "comparison.json"
@@ -43,7 +43,7 @@ class Store:
         self._trials = Records(self.folder / "trials.jsonl")
         for record in self._trials.read():
             lr = float(record.spec.conditions["lr"])
-            self.records[Arm(record.spec.activation, lr, record.spec.seed)] = record
+            self.records[Trial(record.spec.activation, lr, record.spec.seed)] = record
 
     def update(self, **changes: Any) -> None:
         """Change the state and write it atomically."""
@@ -51,23 +51,30 @@ class Store:
         with atomic_write(self._state) as file:
             file.write(json.dumps(self.state, indent=1).encode() + b"\n")
 
-    def add(self, records: Mapping[Arm, Record]) -> None:
-        """Append the records of runs."""
+    def add(self, records: Mapping[Trial, Record]) -> None:
+        """Append records."""
         self._trials.add(records.values())
         self.records |= records
 
     def publish(self, rates: Mapping[str, float]) -> None:
-        """Record the runs at the chosen learning rates for tables, figures and pages."""
-        chosen = [record for arm, record in self.records.items() if rates.get(arm.candidate) == arm.lr]
-        Records(self.folder / "records.jsonl").add(replace(record, spec=_tuned(record.spec)) for record in chosen)
+        """Record the networks at the chosen learning rates for tables, figures and pages.
 
-    def score(self, arm: Arm) -> Score:
-        """Return the score of a run."""
-        return score_of(self.records[arm], self.sign)
+        Their rate is spelled "tuned", so that candidates are compared at their own.
+        """
 
-    def scores(self) -> dict[Arm, Score]:
-        """Return the scores of all runs."""
-        return {arm: self.score(arm) for arm in self.records}
+        def tuned(spec: Spec) -> Spec:
+            return replace(spec, settings=re.sub(r"\blr=\S+", "lr=tuned", spec.settings or ""))
+
+        chosen = (record for trial, record in self.records.items() if rates.get(trial.candidate) == trial.lr)
+        Records(self.folder / "records.jsonl").add(replace(record, spec=tuned(record.spec)) for record in chosen)
+
+    def score(self, trial: Trial) -> Score:
+        """Return the score of a trial that has a record."""
+        return score_of(self.records[trial], self.sign)
+
+    def scores(self) -> dict[Trial, Score]:
+        """Return the scores of all trials that have a record."""
+        return {trial: self.score(trial) for trial in self.records}
 
     def save_weights(self, name: str, state: Mapping[str, Tensor]) -> None:
         """Save the state dict of a network; its hulls can be restored from it."""
@@ -77,7 +84,7 @@ class Store:
         """Load the weights of a candidate's best member into a network of its structure."""
         path = self._weights_path(name)
         if not path.exists():
-            raise ValueError(f"there are no weights of {name}: none of its runs ended without divergence")
+            raise ValueError(f"there are no weights of {name}: all of its networks diverged")
         network.load_state_dict(load_file(path))
         return network.eval()
 
@@ -86,12 +93,12 @@ class Store:
         return self.folder / "weights" / f"{letters}.safetensors"
 
     def save_examples(self, record: Record, scores: Tensor) -> None:
-        """Save the score of each test sample, of a run of the confirmation."""
+        """Save the score of each test sample, of a network of the confirmation."""
         _save(self._examples_path(record), {"scores": scores.float()})
 
-    def load_examples(self, arm: Arm) -> Tensor | None:
+    def load_examples(self, trial: Trial) -> Tensor | None:
         """Return what `save_examples` saved."""
-        path = self._examples_path(self.records[arm])
+        path = self._examples_path(self.records[trial])
         return load_file(path)["scores"].double() if path.exists() else None
 
     def _examples_path(self, record: Record) -> Path:
@@ -99,7 +106,10 @@ class Store:
 
 
 def score_of(record: Record, sign: float) -> Score:
-    """Return the score of a run after the epoch that was best on validation data, given 1, or -1 if lower is better."""
+    """Return the score of a network after the epoch that was best on validation data.
+
+    `sign` is 1, or -1 if lower is better.
+    """
     if record.diverged:
         return Score(math.nan, math.nan)
     values = [sign * value for value in record.val_scores]
@@ -111,9 +121,3 @@ def _save(path: Path, tensors: Mapping[str, Tensor]) -> None:
     path.parent.mkdir(exist_ok=True)
     with atomic_write(path) as file:
         file.write(save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}))
-
-
-def _tuned(spec: Spec) -> Spec:
-    """Return a spec with the learning rate spelled as "tuned", so that candidates are compared at their own."""
-    words = (word for word in (spec.settings or "").split() if not word.startswith("lr="))
-    return replace(spec, settings=" ".join(sorted(["lr=tuned", *words])))

@@ -1,4 +1,4 @@
-"""The training of some runs: in a population, or of a single network that no population can take."""
+"""The training of some trials: in a population, or of a single network that no population can take."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from torch import Tensor, nn
 
 from hullo.lab.comparison.candidates import Candidate
 from hullo.lab.comparison.data import Arrays, Stream
-from hullo.lab.comparison.decision import Arm
+from hullo.lab.comparison.decision import Trial
 from hullo.lab.comparison.task import Task
 from hullo.lab.recorder import find_layers
 from hullo.lab.run.local import read_coefficients
 from hullo.lab.run.loop import Loop
 from hullo.lab.run.training import make_optimizer
-from hullo.lab.spec.activation import ActivationSpec
 from hullo.lab.spec.records import Learned
 from hullo.population import Population, capture
 from hullo.surgery import parameter_groups
@@ -31,16 +30,16 @@ OPTIMIZERS: dict[str, tuple[Callable[..., torch.optim.Optimizer], dict[str, floa
     "sgd": (torch.optim.SGD, {"momentum": 0.9}),
     "rmsprop": (torch.optim.RMSprop, {"alpha": 0.9, "eps": 1e-7}),
 }
-"""The optimizers, with the settings of :func:`hullo.lab.run.training.make_optimizer`."""
+"""The optimizers of single networks, with the settings of :func:`hullo.lab.run.training.make_optimizer`."""
 Step = Callable[[Any, Any], Tensor]
 
 
 @dataclass(frozen=True)
 class Setup:
-    """Hold the data, the task and the settings of all runs."""
+    """Hold the data, the task and the settings of all trials."""
 
     network: str  # its name
-    data: Arrays | Stream  # on the device of all runs
+    data: Arrays | Stream  # on the device of all trials
     notes: Sequence[str]  # what a result says about the data and the candidates
     candidates: Mapping[str, Candidate]  # by name
     task: Task
@@ -52,52 +51,43 @@ class Setup:
     precision: str
 
 
-class Trial(Loop):
-    """Train runs side by side; the learning rate falls along a cosine to zero.
+class TrialLoop(Loop):
+    """Train trials side by side; the learning rate falls along a cosine to zero.
 
     `examples` has the score of each test sample after the last epoch, (K, N), if the metric has such scores.
     """
 
-    def __init__(self, arms: Sequence[Arm], setup: Setup, epochs: int) -> None:
-        self.arms, self.task, self.user_step = tuple(arms), setup.task, setup.step
-        chosen = [setup.candidates[arm.candidate] for arm in arms]
-        members = [item.build(arm.seed, setup.example) for item, arm in zip(chosen, arms, strict=True)]
-        seeds = [arm.seed for arm in arms]
-        device, is_alone = setup.data.device, chosen[0].group is None
-        population: Any = (
-            Alone(members[0].to(device), seeds[0], arms[0].candidate)
-            if is_alone
-            else Population(members, seeds=seeds).to(device)
-        )
+    def __init__(self, trials: Sequence[Trial], setup: Setup, epochs: int) -> None:
+        self.trials, self.task, self.user_step = tuple(trials), setup.task, setup.step
+        chosen = [setup.candidates[trial.candidate] for trial in trials]
+        members = [item.build(trial.seed, setup.example) for item, trial in zip(chosen, trials, strict=True)]
+        is_single, device = chosen[0].group is None, setup.data.device
+        population: Any
         loader: Any = setup.data
+        if is_single:
+            population = SingleNetwork(members[0].to(device), trials[0])
+        else:
+            population = Population(members, seeds=[trial.seed for trial in trials]).to(device)
         super().__init__(
             population,
             loader,
             epochs=epochs,
             batch_size=1 if setup.data.is_shared else setup.batch_size,
             precision=setup.precision,
-            is_captured=not is_alone,
+            is_captured=not is_single,
         )
-        settings: dict[str, Any] = {
-            "lr": [arm.lr for arm in arms],
-            "weight_decay": [setup.weight_decay] * len(arms),
-            "coefficient_lr_scale": [item.scale for item in chosen],
-        }
-        updates = self.steps * self.epochs
-
-        def schedule(done: Tensor) -> Tensor:
-            return (1 + torch.cos(math.pi * done / updates)) / 2
-
-        if is_alone:
-            self.optimizer = population.make_optimizer(
-                setup.optimizer, lambda: schedule(torch.tensor(self.epoch * self.steps + self.step)), **settings
-            )
-        else:
-            copies = torch.bfloat16 if setup.precision == "bfloat16" else None
-            self.optimizer = make_optimizer(population, setup.optimizer, **settings, schedule=schedule, copies=copies)
-        self.start = population.activations.coefficients.detach().cpu()
+        self.optimizer = (_make_single_optimizer if is_single else make_optimizer)(
+            population,
+            setup.optimizer,
+            lr=[trial.lr for trial in trials],
+            weight_decay=[setup.weight_decay] * len(trials),
+            coefficient_lr_scale=[item.scale for item in chosen],
+            schedule=lambda done: (1 + torch.cos(math.pi * done / (self.steps * self.epochs))) / 2,
+            copies=torch.bfloat16 if setup.precision == "bfloat16" else None,
+        )
+        self.points = [self._read_coefficients()]
         self.examples: Tensor | None = None
-        self._score_batch = self._score if is_alone else capture(self._score)
+        self._score_batch = self._score if is_single else capture(self._score)
         with torch.no_grad():  # the metric before training, on one batch, is that of epochs after a divergence
             population.eval()
             self.untrained = {name: self._evaluate(name, 1)[1].nan_to_num(0.0, 0.0, 0.0) for name in ("val", "test")}
@@ -118,9 +108,9 @@ class Trial(Loop):
 
     def _apply(self, inputs: Any, targets: Tensor, *, in_dims: int | None) -> tuple[Tensor, Tensor]:
         outputs = self._forward(inputs, in_dims=in_dims).float()
-        aimed = targets.expand(len(self.arms), *targets.shape) if in_dims is None else targets
+        aimed = targets.expand(len(outputs), *targets.shape) if in_dims is None else targets
         losses = self.task.losses(outputs.flatten(0, 1), aimed.flatten(0, 1))
-        return losses.view(len(self.arms), -1), outputs
+        return losses.view(len(outputs), -1), outputs
 
     def _score(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
         """Return each member's losses on a batch, and the score of each sample, or outputs for metric functions."""
@@ -128,7 +118,7 @@ class Trial(Loop):
         losses, outputs = self._apply_shared(loaded)
         if self.user_step is not None or self.task.whole is not None:
             return losses, outputs
-        aimed = loaded[1].expand(len(self.arms), *loaded[1].shape)
+        aimed = loaded[1].expand(len(outputs), *loaded[1].shape)
         scores = self.task.score(outputs.flatten(0, 1), aimed.flatten(0, 1), losses.flatten())
         return losses, scores.view(losses.shape)
 
@@ -142,7 +132,8 @@ class Trial(Loop):
                     targets.append(self.loader.load_eval(*batch)[1])
         losses, scores = (torch.cat(part, 1) for part in zip(*parts, strict=True))
         if whole is None:
-            values, examples = [*map(self.task.finish, scores.double().mean(1).tolist())], scores
+            values = [*map(self.task.finish, scores.double().mean(1).tolist())]
+            examples = scores if self.user_step is None else None
         else:
             aimed, examples = torch.cat(targets).cpu(), None
             values = [float(whole(own, aimed)) for own in scores.cpu()]
@@ -156,25 +147,30 @@ class Trial(Loop):
 
     def _evaluate_members(self) -> dict[str, Tensor]:
         points = {"train_loss": self.total / self.images}
-        finite = [p.reshape(len(self.arms), -1).isfinite().all(1) for p in self.population.parameters()]
+        finite = [p.reshape(len(self.trials), -1).isfinite().all(1) for p in self.population.parameters()]
         for name in ("val", "test"):
             points[f"{name}_loss"], metric, self.examples = self._evaluate(name)
             points[f"{name}_metric"] = torch.where(metric.isfinite(), metric, self.untrained[name])
             finite.append(metric.isfinite())
         finite += [points[f"{name}_loss"].isfinite() for name in ("train", "val", "test")]
-        coefficients = self.population.activations.coefficients.detach()
-        return points | {"finite": torch.stack(finite).all(0), "coefficients": coefficients}
+        self.points.append(self._read_coefficients())
+        return points | {"finite": torch.stack(finite).all(0)}
 
     @property
     def val_scores(self) -> Tensor:
         return self.task.sign * self.curves["val_metric"]
 
+    def _read_coefficients(self) -> Any:
+        """Return the coefficients of all members, or of each layer of a single network."""
+        if isinstance(self.population, SingleNetwork):
+            return [layer.read() for layer in self.population.layers]
+        return self.population.activations.coefficients.detach().cpu()
+
     def learned(self, k: int, candidate: Candidate) -> Learned:
         """Return what a member learned, as records have it."""
-        points = (self.start, *self.curves["coefficients"])
-        if isinstance(self.population, Alone):
-            return self.population.learned(points, candidate.row)
-        return read_coefficients(self.population.activations, points, k, candidate.row)
+        if isinstance(self.population, SingleNetwork):
+            return Learned.of(candidate.row, (layer.name for layer in self.population.layers), self.points)
+        return read_coefficients(self.population.activations, self.points, k, candidate.row)
 
 
 def call_step(step: Step, population: Any, batch: Any) -> Tensor:
@@ -186,20 +182,21 @@ def call_step(step: Step, population: Any, batch: Any) -> Tensor:
     return losses
 
 
-class Alone(nn.Module):
-    """A single network with the interface of a population, for what a population cannot take.
+class SingleNetwork(nn.Module):
+    """A network that a population cannot take, with the interface of a population of one.
 
-    On a GPU it is compiled, with CUDA graphs where the network allows them.
+    On a GPU it is compiled, with CUDA graphs where it allows them.
     """
 
-    def __init__(self, network: nn.Module, seed: int, activation: str) -> None:
+    first_sample = 0
+
+    def __init__(self, network: nn.Module, trial: Trial) -> None:
         super().__init__()
-        self.network, self.first_sample = network, 0
-        self.layers = find_layers(network)[0].get(activation, [])
-        device = next(network.parameters()).device
-        self.seeds = torch.tensor([seed], device=device)
-        # not as a second submodule
-        vars(self)["_call"] = torch.compile(network, mode="reduce-overhead") if device.type == "cuda" else network
+        self.network = network
+        self.layers = find_layers(network)[0].get(trial.candidate, [])
+        self.seeds = torch.tensor([trial.seed], device=next(network.parameters()).device)
+        if self.seeds.is_cuda:
+            network.compile(mode="reduce-overhead")
 
     def __len__(self) -> int:
         return 1
@@ -210,8 +207,8 @@ class Alone(nn.Module):
     def forward(self, *args: Any, in_dims: Any = 0) -> Tensor:
         """Return the network's output, with a dimension for the one member."""
         inputs = [arg[0] if in_dims == 0 else arg for arg in args]
-        call: Callable[..., Tensor] = vars(self)["_call"]
-        return call(*inputs).unsqueeze(0)
+        outputs: Tensor = self.network(*inputs)
+        return outputs.unsqueeze(0)
 
     def state_dict(self) -> dict[str, Tensor]:  # type: ignore[override]
         return {name: tensor.unsqueeze(0) for name, tensor in self.network.state_dict().items()}
@@ -219,34 +216,14 @@ class Alone(nn.Module):
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:  # type: ignore[override]
         self.network.load_state_dict({name: tensor[0] for name, tensor in state.items()})
 
-    def make_optimizer(
-        self, name: str, schedule: Callable[[], Tensor], **settings: Sequence[float]
-    ) -> torch.optim.Optimizer:
-        """Return an optimizer of PyTorch, given settings of the one member and the factor of its learning rates."""
-        kind, options = OPTIMIZERS[name]
-        own: dict[str, Any] = {key: value for key, (value,) in settings.items()}
-        groups = parameter_groups(self.network, **own)
-        optimizer = kind([{"initial_lr": group["lr"], **group} for group in groups], **options)
 
-        def set_rates(*_: object) -> None:
-            for group in optimizer.param_groups:
-                group["lr"] = group["initial_lr"] * float(schedule())
-
-        optimizer.register_step_pre_hook(set_rates)
-        return optimizer
-
-    @property
-    def activations(self) -> Alone:
-        return self
-
-    @property
-    def coefficients(self) -> Tensor:
-        """Return the coefficients of all layers in one row."""
-        return torch.cat([torch.zeros(0), *(layer.read().flatten() for layer in self.layers)])[None]
-
-    def learned(self, points: Sequence[Tensor], row: ActivationSpec) -> Learned:
-        """Return what the network learned, given the coefficients by epoch."""
-        shapes = [layer.read().shape for layer in self.layers]
-        parts = [point[0].split_with_sizes([shape.numel() for shape in shapes]) for point in points]
-        by_epoch = [[rows.view(shape) for rows, shape in zip(part, shapes, strict=True)] for part in parts]
-        return Learned.of(row, (layer.name for layer in self.layers), by_epoch)
+def _make_single_optimizer(
+    population: SingleNetwork, name: str, *, schedule: Callable[[Tensor], Tensor], copies: object, **settings: Any
+) -> torch.optim.Optimizer:
+    """Return an optimizer of PyTorch, given settings of the one member and the factor of its learning rates."""
+    kind, options = OPTIMIZERS[name]
+    groups = parameter_groups(population.network, **{key: value for key, (value,) in settings.items()})
+    optimizer = kind(groups, **options)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: float(schedule(torch.tensor(done))))
+    optimizer.register_step_post_hook(lambda *_: scheduler.step())
+    return optimizer
