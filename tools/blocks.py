@@ -18,17 +18,16 @@ from functools import cache
 from pathlib import Path
 
 from pages.ablation import study_tables, study_test_tables
-from pages.claims import claims_tables, power_table, readings_table, slips_list, summary_table
+from pages.claims import claims_tables, power_table, readings_table, slips_list, summary_list
 from pages.columns import (
-    best_of_table,
     distance_table,
     gains_table,
     imagewoof_part,
     prediction_part,
     readings_tables,
 )
-from pages.controls import control_gains_part, controls_part
-from pages.course import batches_tables, drift_tables, epochs_tables, late_loss_table, losses_tables
+from pages.controls import controls_part
+from pages.course import drift_tables, epochs_tables, late_loss_table, losses_tables
 from pages.models import models_part
 from pages.plans import plans_part
 from pages.speed import cost_table, read_plain, speed_table
@@ -62,7 +61,7 @@ PARTS: dict[str, Part] = {
     "table": of_columns(overview_table),
     "details": of_columns(detailed_tables),
     "readings": of_columns(readings_tables),
-    "summary": of_columns(summary_table),
+    "summary": of_columns(summary_list),
     "claims": of_columns(claims_tables),
     "claims-by-reading": of_columns(readings_table),
     "power": of_columns(power_table),
@@ -70,15 +69,12 @@ PARTS: dict[str, Part] = {
     "plans": of_columns(plans_part),
     "distance": of_columns(distance_table),
     "prediction": lambda records, _: prediction_part(experiments(longest_of_columns(records)), experiments(records)),
-    "best-of": of_columns(best_of_table),
     "late-loss": of_columns(late_loss_table),
     "epochs": of_columns(epochs_tables),
     "drift": of_columns(drift_tables),
     "losses": of_columns(losses_tables),
     "imagewoof": of_columns(imagewoof_part),
     "controls": lambda records, _: controls_part(experiments(records)),
-    "control-gains": lambda records, _: control_gains_part(experiments(records)),
-    "batches": lambda records, _: batches_tables(experiments(records)),
     "speed": lambda records, folders: speed_table(
         longest_of_columns(records), read_plain(_files(folders, "plain.csv"))
     ),
@@ -109,7 +105,7 @@ FILES: dict[str, Callable[[Path], str]] = {
 """Blocks that are made from one file of results: runs of a study, swapped models, and what a command wrote."""
 CHARTS = ("gpu_flat",)
 """Files of rows in benchmarks/results that have a chart."""
-OPTIONAL = {"imagewoof", "controls", "control-gains"}
+OPTIONAL = {"imagewoof", "controls"}
 """Parts that are empty if there is nothing to say."""
 
 

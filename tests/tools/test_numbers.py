@@ -6,24 +6,28 @@ import csv
 import json
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from statistics import mean, median
 
 import pytest
-from pages import controls
+from pages import controls, plans, studies
+from pages.answers import FAILS, HOLDS
+from pages.claims import judge
 from pages.columns import best_of, measure_distance
 from pages.models import SEVERAL
-from pages.verdicts import FIXED, HULLS, published_gain
+from pages.verdicts import AFFINE, CONVEX, FIXED, HULLS, published_gain
 
 from hullo.lab.analysis.experiments import Experiment, experiments, published_figures
 from hullo.lab.analysis.inference import compare
 from hullo.lab.analysis.power import detectable_difference
 from hullo.lab.analysis.readings import CHOSEN, LAST10, Reading
 from hullo.lab.analysis.sources import read_records
+from hullo.lab.analysis.statistics import Interval, paired
 from hullo.lab.spec import paper
+from hullo.lab.spec.records import Record
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -31,7 +35,8 @@ sys.path.append(str(ROOT / "benchmarks"))
 import peer_rows  # noqa: E402
 
 HULL = "affine(identity,relu,tanh)"
-CLAIMS, APPENDIX = "docs/results/claims.md", "docs/results/appendix.md"
+INDEX, CLAIMS, CONTROLS, APPENDIX = (f"docs/results/{name}.md" for name in ("index", "claims", "controls", "appendix"))
+STUDIES = "docs/studies.md"
 
 
 @cache
@@ -43,7 +48,7 @@ def control(reading: Reading = CHOSEN, **setting: object) -> tuple[Experiment, E
     """Return the runs of a control and those of the table, on the same seeds."""
     (pair,) = (
         pair
-        for pair in controls.find_pairs(read("controls", "table", "columns"))
+        for pair in controls.find_pairs(read("controls", "table", "columns", "batch"))
         if all(getattr(pair[0].setting, name) == value for name, value in setting.items())
     )
     one, other = controls.on_shared_seeds(*(replace(e, reading=reading) for e in pair))
@@ -60,18 +65,102 @@ def relu() -> float:
     return change("relu", optimizer="adam")
 
 
-def gain(**setting: object) -> float:
-    """Return what the hull gains over the best fixed activation in a control."""
+def gain(**setting: object) -> tuple[float, float]:
+    """Return what the hull gains over the best fixed activation in a control, with half its interval."""
     reached = control(**setting)[0].accuracies
-    means = {row: mean(reached[row].values()) for row in [*FIXED, HULL] if row in reached}
-    return means.pop(HULL) - max(means.values())
+    best = max((row for row in FIXED if row in reached), key=lambda row: mean(reached[row].values()))
+    found = paired(reached[HULL], reached[best])
+    return found.mean, found.half
 
 
-def table_gain(others: Sequence[str] = FIXED) -> float:
-    experiment = read("table")[0]
-    assert str(experiment.setting.column) == "kerasnet/cifar10"
-    found = compare(experiment.accuracies, HULLS, others)
-    return found.interval.mean
+def table_gain(
+    others: Sequence[str] = FIXED, column: str = "kerasnet/cifar10", folder: str = "table"
+) -> tuple[float, float]:
+    """Return what the best hull gains over the best of others, with half its interval."""
+    (experiment,) = (e for e in read(folder) if str(e.setting.column) == column)
+    found = compare(experiment.accuracies, HULLS, others).interval
+    return found.mean, found.half
+
+
+def support(words: str) -> tuple[int, int, int]:
+    """Return how many answers to a claim hold, of how many, and how many do not."""
+    (claim,) = (claim for claim in judge(read("table")) if words in claim.statement)
+    return claim.verdicts.count(HOLDS), len(claim.verdicts), claim.verdicts.count(FAILS)
+
+
+def distances() -> tuple[float, float]:
+    found = [measure_distance(best_of(e, e.epoch)).root_mean_square for e in read("table")]
+    return min(found), max(found)
+
+
+def equivalence() -> tuple[int, float]:
+    """Return the fresh seeds and the margin of the planned run that has shown activations to be equivalent."""
+    (plan,) = (plan for plan in plans.PLANS if plan.margin)
+    (experiment,) = (e for e in read("table") if e.setting.column == plan.column)
+    assert plan.judge(experiment).endswith(": equivalent")
+    return len(plan.seeds), plan.margin
+
+
+def hulls_of_resnet56() -> Iterator[tuple[Record, Record]]:
+    """Yield the runs of the affine and of the convex hull of the same bases and seed."""
+    (experiment,) = (e for e in read("table") if e.setting.network == "resnet56")
+    for affine, convex in zip(AFFINE, CONVEX, strict=True):
+        yield from zip(experiment.runs[affine], experiment.runs[convex], strict=True)
+
+
+def first_zeros() -> tuple[int, int]:
+    """Return after how many epochs the first coefficient of a convex hull is zero, at least and at most."""
+    found = [
+        next(epoch for epoch, layers in enumerate(convex.coefficients) if min(map(min, layers)) == 0)
+        for _, convex in hulls_of_resnet56()
+    ]
+    return min(found), max(found)
+
+
+def differences_at_the_end() -> tuple[float, float]:
+    """Return the mean difference between the coefficients of affine and of convex hulls, at least and at most."""
+    found = [
+        mean(
+            abs(a - b)
+            for one, other in zip(affine.coefficients[-1], convex.coefficients[-1], strict=True)
+            for a, b in zip(one, other, strict=True)
+        )
+        for affine, convex in hulls_of_resnet56()
+    ]
+    return min(found), max(found)
+
+
+@cache
+def study_changes(file: str, base: str, words: str = "") -> tuple[Interval, ...]:
+    """Return the changes of the hulls of a study against another candidate; lower scores are better."""
+    tests, _ = studies.read_tests(ROOT / "results" / "studies" / file)
+    names = (name for name in tests if name.startswith(("hull", "affine")) and words in name)
+    return tuple(paired(tests[name], tests[base]) for name in names)
+
+
+def ahead(base: str, words: str = "") -> int:
+    return sum(change.high < 0 for change in study_changes("tables.jsonl", base, words))
+
+
+def behind_gelu() -> tuple[int, int]:
+    changes = study_changes("tables.jsonl", "gelu")
+    assert ahead("gelu") == 0
+    return sum(change.low > 0 for change in changes), len(changes)
+
+
+def ahead_per_feature() -> int:
+    """Return how many hulls per feature, all of which are ahead of PReLU per feature, there are."""
+    counts = [
+        (ahead("prelu per feature", words), len(study_changes("tables.jsonl", "prelu per feature", words)))
+        for words in ("per feature", "per channel")
+    ]
+    assert all(found == count for found, count in counts)
+    return sum(count for _, count in counts)
+
+
+def fast_hull() -> tuple[float, float]:
+    (found,) = study_changes("tables-settings.jsonl", "gelu", "rate x30")
+    return -found.mean, found.half
 
 
 def extremes(reading: Reading = CHOSEN, skip: tuple[str, ...] = (), **setting: object) -> tuple[float, float]:
@@ -142,12 +231,12 @@ SENTENCES: list[tuple[str, str, Values]] = [
         )
         for name in ("clothes", "housing", "gpu-housing", "gpu-shakespeare", "gpu-images")
     ),
-    ("README.md", r"\*\*Accuracy: \+(\S+) points\*\* for KerasNet on CIFAR-10", lambda: (table_gain(),)),
-    ("README.md", r"\(\+(\S+) over\s+`leaky_relu\(0\.3\)`\)", lambda: (table_gain(["leaky_relu(0.3)"]),)),
+    ("README.md", r"\*\*Accuracy: \+(\S+) points\*\* for KerasNet on CIFAR-10", lambda: table_gain()[:1]),
+    ("README.md", r"\(\+(\S+) over\s+`leaky_relu\(0\.3\)`\)", lambda: table_gain(["leaky_relu(0.3)"])[:1]),
     (
         "README.md",
         r"Adam makes ReLU (\S+) points better, and \*\*\+(\S+)\*\* remain",
-        lambda: (relu(), gain(optimizer="adam")),
+        lambda: (relu(), gain(optimizer="adam")[0]),
     ),
     (
         "README.md",
@@ -170,20 +259,60 @@ SENTENCES: list[tuple[str, str, Values]] = [
     ("README.md", r"they gain little: (\S+) to (\S+) times the speed of .*? \(hullo (\S+?)\)", on_a_cpu),
     ("README.md", r"diffusers and (\S+) other packages", lambda: (other_packages(),)),
     ("README.md", r"the paper's gain of (\S+) points is excluded", lambda: (published("lenet5/fashion-mnist"),)),
-    (CLAIMS, r"three bases gains (\S+) points over", lambda: (table_gain(),)),
     (
-        CLAIMS,
-        r"and (\S+) with Adam .*? itself is (\S+) points better, tanh (\S+) and the hull (\S+)\. ",
-        lambda: (gain(optimizer="adam"), relu(), change("tanh", optimizer="adam"), change(HULL, optimizer="adam")),
+        INDEX,
+        r"ahead of the paper's best fixed activation by (\S+) ± (\S+) points on CIFAR-10 and by (\S+) ± (\S+) on",
+        lambda: (*table_gain(), *table_gain(column="kerasnet/fashion-mnist")),
     ),
-    (CLAIMS, r"the same hull is ahead by (\S+) points", lambda: (gain(schedule="inverse:3e-05"),)),
     (
-        CLAIMS,
+        INDEX,
+        r"ReLU is (\S+) points better then, and the hull (\S+) ± (\S+) ahead of it",
+        lambda: (relu(), *gain(optimizer="adam")),
+    ),
+    (INDEX, r"On Fashion-MNIST, (\S+) fresh seeds .*? equivalent within (\S+) points", equivalence),
+    (INDEX, r"the (\S+) points of the paper lie outside", lambda: (published("lenet5/fashion-mnist"),)),
+    (
+        INDEX,
+        r"ahead of the best hull by (\S+) ± (\S+) points",
+        lambda: tuple(map(abs, table_gain(["leaky_relu(0.3)"], "lenet5/cifar10"))),
+    ),
+    (INDEX, r"is open\*\*: (\S+) ± (\S+) points on two seeds", lambda: table_gain(column="resnet56/cifar10")),
+    (
+        INDEX,
+        r"a hull gains (\S+) ± (\S+) points on two seeds",
+        lambda: table_gain(column="alexnet/imagewoof", folder="imagewoof"),
+    ),
+    (INDEX, r"on average, in (\S+) of (\S+) columns, and lose to them in (\S+)", lambda: support("of the same bases")),
+    (INDEX, r"own figures\*\* are (\S+) to (\S+) points from", distances),
+    (CONTROLS, r"three bases gains (\S+) points over", lambda: table_gain()[:1]),
+    (
+        CONTROLS,
+        r"and (\S+) with Adam .*? itself is (\S+) points better, tanh (\S+) and the hull (\S+)\. ",
+        lambda: (gain(optimizer="adam")[0], relu(), change("tanh", optimizer="adam"), change(HULL, optimizer="adam")),
+    ),
+    (CONTROLS, r"the same hull is ahead by (\S+) points", lambda: gain(schedule="inverse:3e-05")[:1]),
+    (
+        CONTROLS,
         r"hulls are (\S+) to (\S+) points below the table",
         lambda: extremes(skip=("relu",), schedule="inverse:3e-05"),
     ),
-    (CLAIMS, r"is (\S+) to (\S+) points below the first 90 epochs", lambda: extremes(network="resnet56_he")),
-    (CLAIMS, r"chosen epoch, and (\S+) to (\S+) over the last ten", lambda: extremes(LAST10, network="resnet56_he")),
+    (CONTROLS, r"affine hull are (\S+) to (\S+) points lower", lambda: extremes(LAST10, batch_size=128)),
+    (CONTROLS, r"is (\S+) to (\S+) points below the first 90 epochs", lambda: extremes(network="resnet56_he")),
+    (
+        CONTROLS,
+        r"chosen epoch, and (\S+) to (\S+) over the last ten",
+        lambda: extremes(LAST10, network="resnet56_he"),
+    ),
+    (APPENDIX, r"is zero after (\S+) to (\S+) epochs", first_zeros),
+    (APPENDIX, r"hulls differ by (\S+) to (\S+) in the mean", differences_at_the_end),
+    (STUDIES, r"and (\S+) of the (\S+) are behind", behind_gelu),
+    (
+        STUDIES,
+        r"(\S+) hulls are ahead of ReLU, (\S+) of PReLU, and all (\S+) per feature",
+        lambda: (ahead("relu"), ahead("prelu"), ahead_per_feature()),
+    ),
+    (STUDIES, r"x30 is (\S+) ± (\S+) ahead of GELU", fast_hull),
+    (CLAIMS, r"The margin of (\S+) points", lambda: equivalence()[1:]),
     (CLAIMS, r"less than half of the (\S+) points that", lambda: (published("lenet5/fashion-mnist"),)),
     (
         CLAIMS,

@@ -1,4 +1,4 @@
-"""Answers that records give to a claim: differences between activations, published figures, and counts of runs.
+"""Answers that records give to a claim: differences between activations, and published figures.
 
 Each is of one experiment to one question. Of its two p-values `p`, a small first one says that the claim holds, a small
 second one that it does not; `by_means` ignores the uncertainty. `seeds_needed` is the number of fresh seeds that would
@@ -132,36 +132,4 @@ class Prediction:
         return [f"mean {found.mean:+.2f}", *filter(None, [span]), f"paper {self.published:+.2f}"]
 
 
-@dataclass(frozen=True)
-class Count:
-    """The number of runs, or of their layers, that have a property.
-
-    Args:
-        experiment, question: as for a difference.
-        verdict: which needs no test.
-        figures: the counts as text.
-        having, total: the counts that are added up over all experiments.
-        counted: what they count, as in "runs did not diverge".
-    """
-
-    experiment: str
-    question: str
-    verdict: str
-    figures: list[str]
-    having: int
-    total: int
-    counted: str
-
-    @property
-    def p(self) -> tuple[float, float]:
-        return float(self.verdict != HOLDS), float(self.verdict != FAILS)
-
-    @property
-    def by_means(self) -> bool:
-        return self.verdict == HOLDS
-
-    def seeds_needed(self, alpha: float = ALPHA) -> None:
-        """Return None: runs that differ are a fact, which more seeds do not change."""
-
-
-Answer = Difference | Prediction | Count
+Answer = Difference | Prediction

@@ -11,7 +11,7 @@ from hullo.lab.analysis.statistics import pooled_deviation
 from hullo.lab.analysis.tables.markdown import escape, grid
 from hullo.lab.spec import paper
 from hullo.properties import is_monotone
-from pages.answers import AGREES, FAILS, HOLDS, OPEN, Answer, Count, Difference, Prediction
+from pages.answers import AGREES, FAILS, HOLDS, OPEN, PROVED, UNTESTED, Answer, Difference
 from pages.verdicts import AFFINE, FIXED, HULLS, Claim, claims, known_layers, published_gain
 
 
@@ -25,13 +25,13 @@ def judge(experiments: Sequence[Experiment], reading: Reading | None = None) -> 
     return claims(under(experiments, reading))
 
 
-def summary_table(experiments: Sequence[Experiment]) -> str:
-    """Return a line per claim: its verdict, how many of its answers hold, and the seeds that it would need."""
-    lines = [
-        [escape(claim.statement), f"**{claim.verdict}**", _counts(claim), _needed(claim)]
-        for claim in judge(experiments)
-    ]
-    return grid(["claim", "verdict", "answers that hold", "fresh seeds that would decide"], lines)
+def summary_list(experiments: Sequence[Experiment]) -> str:
+    """Return a line per claim under its verdict: how many of its answers hold, and the seeds that would decide it."""
+    judged, parts = judge(experiments), []
+    for verdict in (HOLDS, AGREES, PROVED, FAILS, OPEN, UNTESTED):
+        lines = [f"- {escape(claim.statement)}{_counts(claim)}" for claim in judged if claim.verdict == verdict]
+        parts += ["\n".join([f"**{verdict.capitalize()}**", "", *lines])] if lines else []
+    return "\n\n".join(parts)
 
 
 def readings_table(experiments: Sequence[Experiment]) -> str:
@@ -39,7 +39,7 @@ def readings_table(experiments: Sequence[Experiment]) -> str:
     readings = [reading for reading in READINGS.values() if under(experiments, reading)]
     judged = [judge(experiments, reading) for reading in readings]
     lines = [
-        [escape(claims[0].statement), *(f"{claim.verdict}<br>{_counts(claim)}" for claim in claims)]
+        [escape(claims[0].statement), *(f"{claim.verdict}<br>{_support(claim)}" for claim in claims)]
         for claims in zip(*judged, strict=True)
         if claims[0].answers
     ]
@@ -49,16 +49,16 @@ def readings_table(experiments: Sequence[Experiment]) -> str:
 
 
 def claims_tables(experiments: Sequence[Experiment]) -> str:
-    """Return each claim that records answer under a heading, and a table of the others."""
+    """Return each claim that differences answer under a heading, and a table of the others."""
     judged = judge(experiments)
     others = [[escape(c.statement), f"**{c.verdict}**", c.said] for c in judged if not c.answers]
-    about = "## Proved, or not tested\n\n" + grid(["claim", "verdict", "why"], others)
+    about = "## Proved, counted or not tested\n\n" + grid(["claim", "verdict", "why"], others)
     return "\n\n".join([*map(render_claim, (claim for claim in judged if claim.answers)), about])
 
 
 def render_claim(claim: Claim) -> str:
     """Return one claim as Markdown."""
-    said = [f"{claim.said[0].upper()}{claim.said[1:]}.", *_counted(claim)]
+    said = [f"{claim.said[0].upper()}{claim.said[1:]}.", _counted(claim)]
     if needed := _needed(claim):
         said.append(f"Fresh seeds that would decide: {needed}.")
     return f"### {escape(claim.statement)}: {claim.verdict}\n\n{' '.join(said)}\n\n{_table(claim)}".rstrip()
@@ -81,20 +81,15 @@ def _table(claim: Claim) -> str:
         [escape(question), *(_cell(claim, found[name]) if name in found else "" for name in names)]
         for question, found in asked.items()
     )
-    return grid(["", *map(escape, names)], lines) if names else ""
+    return grid(["", *map(escape, names)], lines)
 
 
-def _counted(claim: Claim) -> list[str]:
+def _counted(claim: Claim) -> str:
     """Return how many answers hold, alone and by the means."""
-    if not claim.answers:
-        return []
     said = f"Of {len(claim.answers)}: {_spell(claim.verdicts)}"
-    if counts := [answer for answer in claim.answers if isinstance(answer, Count)]:
-        having, all_of = sum(count.having for count in counts), sum(count.total for count in counts)
-        return [f"{said}; in all, {having:,} of {all_of:,} {counts[0].counted}."]
     if any(isinstance(answer, Difference) for answer in claim.answers):
         said += f"; by the means alone: {_spell([HOLDS for answer in claim.answers if answer.by_means]) or 'none'}"
-    return [f"{said}."]
+    return f"{said}."
 
 
 def _spell(verdicts: Sequence[str]) -> str:
@@ -108,10 +103,19 @@ def _spell(verdicts: Sequence[str]) -> str:
     return ", ".join(f"{count} {verdict if count == 1 else plural[verdict]}" for verdict, count in counts.items())
 
 
-def _counts(claim: Claim) -> str:
+def _support(claim: Claim) -> str:
+    """Return how many answers hold, and how many do not: ``3 of 5, 1 not``."""
     fine = sum(verdict in (HOLDS, AGREES) for verdict in claim.verdicts)
     fails = f", {claim.verdicts.count(FAILS)} not" if FAILS in claim.verdicts else ""
-    return f"{fine} of {len(claim.answers)}{fails}" if claim.answers else "[why](claims.md#proved-or-not-tested)"
+    return f"{fine} of {len(claim.answers)}{fails}"
+
+
+def _counts(claim: Claim) -> str:
+    """Return the end of a claim's line: the answers that hold, and of an undecided one the seeds that would decide."""
+    if not claim.answers:
+        return ""
+    needed = _needed(claim)
+    return f" ({_support(claim)}{f'; fresh seeds that would decide: {needed}' if needed else ''})"
 
 
 def _needed(claim: Claim) -> str:
@@ -123,8 +127,7 @@ def _seeds(needed: int | None, answers: Sequence[Answer]) -> str:
     """Return a needed number of seeds as text, also if it is too large to search for, or unknown with one seed."""
     if needed is not None:
         return str(needed)
-    runs = [a.interval.count for a in answers if isinstance(a, Difference | Prediction)]
-    return "unknown" if runs and max(runs) == 1 else f"more than {MOST_SEEDS:,}"
+    return "unknown" if max(answer.interval.count for answer in answers) == 1 else f"more than {MOST_SEEDS:,}"
 
 
 def _cell(claim: Claim, i: int) -> str:
@@ -135,8 +138,6 @@ def _verdict(claim: Claim, i: int) -> str:
     """Return the verdict of an answer, bold if it stands among all answers; of an undecided one, the seeds needed."""
     answer, verdict = claim.answers[i], claim.verdicts[i]
     text = f"**{verdict}**" if claim.certain[i] or verdict == AGREES else verdict
-    if isinstance(answer, Count):
-        return text
     p = f", p = {min(answer.p):.2g}" if isinstance(answer, Difference) and min(answer.p) < 1 else ""
     needed = "" if verdict != OPEN else _seeds(answer.seeds_needed(), [answer])
     return f"{text}{p}: {needed} seeds" if needed and needed != "unknown" else f"{text}{p}"

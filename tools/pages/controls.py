@@ -20,12 +20,9 @@ VARIANTS = {"resnet56_he": "resnet56"}
 SHARED = ("epochs", "precision", "val_size")
 """Settings that a control has in common with the runs that it is compared with, whatever the defaults are."""
 
-ABOUT = """## Controls
-
-Runs with a setting changed that the table leaves at its default, beside the runs of the table with the same activation
-and seed. A gain in a control is that of the table's best hull over the strongest fixed activation of the control, on
-all of its seeds; a gain in the table is that of the claims. Intervals are Student's at 95 %, not corrected for the
-number of comparisons."""
+ABOUT = """\
+A gain in a control is that of the table's best hull over the strongest fixed activation of the control, on all of its
+seeds; a gain in the table is that of the claims. Intervals are Student's at 95 %, not corrected for their number."""
 
 Pair = tuple[Experiment, Experiment]
 """A control, and the runs of the table that it is compared with; these may be none."""
@@ -37,20 +34,14 @@ def controls_part(experiments: Sequence[Experiment]) -> str:
     return "\n\n".join(filter(None, [ABOUT, _gains_table(pairs), *map(_tables, pairs), _made(pairs)])) if pairs else ""
 
 
-def control_gains_part(experiments: Sequence[Experiment]) -> str:
-    """Return the gains of all controls; nothing if there are no controls."""
-    pairs = find_pairs(experiments)
-    return f"{_gains_table(pairs)}\n\n{_made(pairs)}" if pairs else ""
-
-
 def find_pairs(experiments: Sequence[Experiment]) -> list[Pair]:
     """Return each control and the runs that it is compared with."""
     return [(e, _counterpart(e, experiments)) for e in experiments if _changed(e.setting)]
 
 
 def _made(pairs: Sequence[Pair]) -> str:
-    """Return what the controls were run with."""
-    return f"<sub>{escape(provenance(record for control, _ in pairs for record in control.records))}</sub>"
+    """Return what the controls, and the runs beside them, were run with."""
+    return f"<sub>{escape(provenance(record for pair in pairs for e in pair for record in e.records))}</sub>"
 
 
 def _plain(setting: Spec) -> Spec:

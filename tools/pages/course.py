@@ -1,4 +1,4 @@
-"""The course of a training, as Markdown: accuracies, losses and coefficients on the way; batches of another size."""
+"""The course of a training, as Markdown: accuracies, losses and coefficients on the way."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, median
 
-from hullo.lab.analysis.experiments import REFERENCE, Experiment
+from hullo.lab.analysis.experiments import Experiment
 from hullo.lab.analysis.readings import LAST, WINDOW
-from hullo.lab.analysis.statistics import Interval, paired
+from hullo.lab.analysis.statistics import paired
 from hullo.lab.analysis.tables.markdown import escape, grid, section
 from hullo.lab.spec.records import Record
-from hullo.lab.spec.run_spec import Spec
 from pages.verdicts import known_layers
 
 PARTS = 4
@@ -89,43 +88,6 @@ def _move(records: Sequence[Record], epoch: int) -> float:
     """Return the largest change of a layer's coefficients up to an epoch, mean over layers and runs."""
     layers = (pair for r in records for pair in zip(known_layers(r, 0), known_layers(r, epoch), strict=True))
     return mean(max(abs(new - old) for old, new in zip(*pair, strict=True)) for pair in layers)
-
-
-def batches_tables(experiments: Sequence[Experiment]) -> str:
-    """Return a table per experiment with another batch size, beside the one that is alike in all else.
-
-    Runs of the same activation and seed are compared after as many epochs, and after as many updates.
-    """
-    pairs = ((default, other) for other in experiments for default in experiments if _is_default(default, other))
-    return "\n\n".join(_batches(default, other) for default, other in pairs)
-
-
-def _is_default(experiment: Experiment, other: Experiment) -> bool:
-    """Return whether an experiment has the default batch, and what it shares with another all but batch and length."""
-    one, two = experiment.setting, other.setting
-    usual = Spec.default(one.network, one.data, REFERENCE).batch_size
-    alike = replace(one, batch_size=two.batch_size, epochs=two.epochs) == two
-    return alike and one.batch_size == usual != two.batch_size and one.epochs >= two.epochs
-
-
-def _batches(default: Experiment, other: Experiment) -> str:
-    default, other = (replace(experiment, reading=LAST) for experiment in (default, other))
-    batch, usual, seen = other.setting.batch_size, default.setting.batch_size, other.epoch
-    epochs = {"epochs": seen, "updates": max(1, round(seen * usual / batch))}
-    stages = {alike: replace(default, epoch=e) for alike, e in epochs.items() if e <= default.setting.epochs}
-    lines = []
-    for row, reached in other.accuracies.items():
-        if seeds := sorted(reached.keys() & default.accuracies.get(row, {}).keys()):
-            line = [escape(row), Interval.of(reached[seed] for seed in seeds).spell()]
-            for before in (stage.accuracies[row] for stage in stages.values()):
-                line.append(Interval.of(before[seed] for seed in seeds).spell())
-                line.append(Interval.of(reached[seed] - before[seed] for seed in seeds).spell("+.2f"))
-            lines.append([*line, str(len(seeds))])
-    head = ["activation", f"batch {batch}, epoch {seen}"]
-    for alike, stage in stages.items():
-        head += [f"batch {usual}, epoch {stage.epoch}", f"difference after as many {alike}"]
-    title = f"{default.setting.column}: {other.images} accuracy with batches of {batch}, in %"
-    return section(title, [*head, "seeds"], lines)
 
 
 @dataclass(frozen=True)

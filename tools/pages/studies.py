@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import runpy
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hullo.lab.analysis.statistics import Interval
+from hullo.lab.analysis.statistics import paired
 from hullo.lab.analysis.tables.markdown import grid
 
 STUDIES = Path(__file__).parents[2] / "examples" / "studies"
@@ -36,21 +37,30 @@ def study_part(path: Path) -> str:
 
 def changes_part(path: Path) -> str:
     """Return the changes of every candidate of a study against each fixed one, and against the plain hull."""
+    tests, candidates = read_tests(path)
+    bases = [name for name in candidates if not candidates[name].is_learned or name == "hull"]
+    lines = [
+        [name, *("" if name == base else spell_change(own, tests[base]) for base in bases)]
+        for name, own in sorted(tests.items())
+    ]
+    table = grid(["activation", *(f"against {base}" for base in bases)], lines)
+    return f"{table}\n\n<sub>Mean and 95 % interval over the fresh seeds above, not corrected for their number.</sub>"
+
+
+def spell_change(own: Mapping[int, float], other: Mapping[int, float]) -> str:
+    """Return a change on the seeds of both as text."""
+    change = paired(own, other)
+    return change.spell("+.4f") if change else ""
+
+
+def read_tests(path: Path) -> tuple[dict[str, dict[int, float]], dict[str, Any]]:
+    """Return the test scores of a finished study by candidate and fresh seed, and the candidates."""
     study, found, candidates = _open(path)
     tests: dict[str, dict[int, float]] = {}
     for run, scores in found.done.items():
         if run.seed >= study["FRESH"]:
             tests.setdefault(run.candidate, {})[run.seed] = scores["test"]
-    bases = [name for name in candidates if not candidates[name].is_learned or name == "hull"]
-
-    def change(name: str, base: str) -> str:
-        if name == base:
-            return ""
-        return Interval.of([score - tests[base][seed] for seed, score in tests[name].items()]).spell("+.4f")
-
-    lines = [[name, *(change(name, base) for base in bases)] for name in sorted(candidates)]
-    table = grid(["activation", *(f"against {base}" for base in bases)], lines)
-    return f"{table}\n\n<sub>Mean and 95 % interval over the fresh seeds above, not corrected for their number.</sub>"
+    return tests, candidates
 
 
 def _open(path: Path) -> tuple[dict[str, Any], Any, dict[str, Any]]:
