@@ -5,39 +5,30 @@ from __future__ import annotations
 import errno
 import glob
 import itertools
+import json
 import os
 import platform
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
+import torch
 from filelock import FileLock, Timeout
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
 
 from hullo.lab.errors import RunError
 from hullo.lab.signals import check_stop, unwinding
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 POLL = 0.2
 """Seconds between two attempts to take a lock; signals are checked in between."""
 
 
-def read_safetensors(path: Path, *, tensors: bool = True) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Return the metadata of a file and, if requested, its tensors; other errors are those of safetensors."""
-    from safetensors import safe_open
-
-    with safe_open(path, "pt") as file:
-        names = file.keys() if tensors else ()
-        return file.metadata() or {}, {name: file.get_tensor(name) for name in names}
-
-
 def checksum(tensors: Mapping[str, Tensor], text: str = "") -> str:
     """Return a number that changes with the names and bytes of tensors, and with a text."""
-    import torch
-
     value = zlib.crc32(text.encode())
     for name, tensor in sorted(tensors.items()):
         content = tensor.reshape(-1).view(torch.uint8).numpy()
@@ -75,6 +66,29 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         except BaseException:
             part.unlink(missing_ok=True)
             raise
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Write tensors and texts to a safetensors file, with a checksum of both."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # clones: tied weights are written under all their names
+    copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    texts = dict(metadata or {})
+    with atomic_write(path) as file:
+        file.write(save(copies, texts | {"checksum": checksum(copies, json.dumps(texts, sort_keys=True))}))
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors and texts of a safetensors file; raise a ValueError if it is damaged."""
+    try:
+        with safe_open(path, "pt") as file:
+            tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+    saved = metadata.pop("checksum", None)
+    if saved not in (None, checksum(tensors, json.dumps(metadata, sort_keys=True))):
+        raise ValueError(f"{path} is damaged: it differs from what was saved")
+    return tensors, metadata
 
 
 def remove(path: Path) -> None:

@@ -20,7 +20,7 @@ from hullo.bases import in_order, is_built_in
 from hullo.lab.files import make_directory
 from hullo.lab.spec.activation import PRELU, ActivationSpec
 from hullo.lab.spec.environment import choose_device, device_name, environment
-from hullo.lab.spec.records import ACCURACY, Learned, Record, Records, make_record, round_number
+from hullo.lab.spec.records import ACCURACY, Record, Records, learned_fields, make_record, round_number
 from hullo.lab.spec.run_spec import Spec
 from hullo.modules import Hull
 from hullo.parametrizations import BuiltInParametrization
@@ -153,7 +153,7 @@ class Run:
             more |= {"test_metric": test, "val_metric": val}
         return make_record(
             replace(self._spec, epochs=epochs),
-            Learned.of(row, (layer.name for layer in self._layers), self._points),
+            learned_fields(row, (layer.name for layer in self._layers), self._points),
             {name: self._curves.get(name, []) for name in LOSSES},
             members=1,
             seconds=time.perf_counter() - self._start,

@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import NoReturn
 
 DESCRIPTIONS = {"SIGINT": "interrupted", "SIGTERM": "terminated", "SIGHUP": "hung up"}
 SIGNALS = {getattr(signal, name): description for name, description in DESCRIPTIONS.items() if hasattr(signal, name)}
@@ -85,18 +84,10 @@ def stop_request() -> Iterator[threading.Event]:
     `hullo` command, only Ctrl-C is handled.
     """
     stop = _State.stop = threading.Event()
-    previous = {number: signal.getsignal(number) for number in SIGNALS}
-    handled = [n for n in SIGNALS if previous[n] is _handle] if _State.installed else [signal.SIGINT]
-
-    def request_stop(number: int, _: FrameType | None) -> None:
-        if stop.is_set() and not _is_repetition():
-            raise KeyboardInterrupt
-        if not stop.is_set():
-            _State.received, _State.since = number, time.monotonic()
-        stop.set()
-
-    for number in handled:
-        signal.signal(number, request_stop)
+    previous = signal.getsignal(signal.SIGINT)
+    if not _State.installed:
+        _State.received = None  # of an earlier block
+        signal.signal(signal.SIGINT, _handle)
     try:
         yield stop
     except Exception:
@@ -104,8 +95,7 @@ def stop_request() -> Iterator[threading.Event]:
             raise
     finally:
         _State.stop = None
-        for number in handled:
-            signal.signal(number, previous[number])
+        signal.signal(signal.SIGINT, previous)
     if stop.is_set():
         raise KeyboardInterrupt
 
@@ -117,20 +107,20 @@ def check_stop() -> None:
 
 
 def _handle(number: int, _: FrameType | None) -> None:
-    if _State.received is None:
-        _State.received, _State.since = number, time.monotonic()
-        if _State.unwinding:
-            raise KeyboardInterrupt
-    elif _is_repetition():
+    is_first, now = _State.received is None, time.monotonic()
+    if is_first:
+        _State.received, _State.since = number, now
+    elif now - _State.since < REPEAT_SECONDS:
         return
-    _exit(number)
+    if is_first and _State.stop is not None:
+        _State.stop.set()
+    elif _State.stop is not None or (is_first and _State.unwinding):
+        raise KeyboardInterrupt
+    else:
+        _exit(number)
 
 
-def _is_repetition() -> bool:
-    return time.monotonic() - _State.since < REPEAT_SECONDS
-
-
-def _exit(number: int) -> NoReturn:
+def _exit(number: int) -> None:
     for stream in (1, 2):
         if os.isatty(stream):
             os.write(stream, SHOW_CURSOR + b"\n" * (stream == 2))  # below the terminal's ^C

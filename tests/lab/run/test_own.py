@@ -134,6 +134,7 @@ def test_loaded_network_computes_what_was_trained(network: str, seed: int) -> No
     assert loss.item() == pytest.approx(record.test_loss[-1], rel=1e-4)
 
 
+@pytest.mark.filterwarnings("default")
 def test_activations_that_are_not_replaced_are_reported() -> None:
     command = ("train", "more.py:Partly", "features.npz", "--epochs", 1, "--activation")
     assert "3 (sigmoid)" in invoke(*command, "affine(identity,tanh)").stderr

@@ -18,7 +18,7 @@ import hullo
 from hullo.lab import networks
 from hullo.lab.cli import app
 from hullo.lab.cli.train import _echo_weights
-from hullo.lab.files import read_safetensors
+from hullo.lab.files import read_tensors
 from hullo.lab.networks import DataShape
 from hullo.lab.run.queue import weights_path
 from hullo.lab.run.training import Training
@@ -66,9 +66,9 @@ def test_damaged_weights_are_refused(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         with pytest.raises(ValueError, match=r"x\.safetensors is damaged"):
             load_network(path)
-    metadata, tensors = read_safetensors(path)
-    del metadata["checksum"]  # as in older files
-    save_file(tensors, path, metadata)
+    path.write_bytes(content)
+    tensors, metadata = read_tensors(path)
+    save_file(tensors, path, metadata)  # as older files, without a checksum
     assert isinstance(load_network(path), nn.Module)
 
 
@@ -131,5 +131,5 @@ def test_saved_networks_are_those_of_the_chosen_epochs(tmp_path: Path, monkeypat
             path = weights_path(folder, record.spec)
             loss = F.cross_entropy(load_network(path)(data.test_images / 255), data.test_labels)
             assert loss.item() == pytest.approx(record.test_loss[record.chosen_epoch - 1], rel=1e-4)
-            assert read_safetensors(path)[0]["epoch"] == str(record.chosen_epoch)
+            assert read_tensors(path)[1]["epoch"] == str(record.chosen_epoch)
     assert min(epochs) < 6

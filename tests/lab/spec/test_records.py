@@ -22,7 +22,7 @@ from hullo.lab.run.loaders import InMemoryLoader
 from hullo.lab.run.local import build_records
 from hullo.lab.run.training import Training
 from hullo.lab.spec.environment import Environment, environment
-from hullo.lab.spec.records import VERSION, Learned, Record, Records, make_record
+from hullo.lab.spec.records import VERSION, Record, Records, learned_fields, make_record
 from hullo.lab.spec.run_spec import Spec
 
 SPEC = Spec("lenet5", "fashion-mnist-sample", "convex(identity,tanh)", epochs=2)
@@ -227,7 +227,7 @@ def test_run_diverged_where_anything_was_not_finite() -> None:
         ([1.0, 2.0, 3.0], [True, True, False], "diverged in epoch 3"),
         ([1.0, float("nan"), 3.0], [True, True, False], "diverged in epoch 2"),
     ):
-        record = make_record(spec, Learned([], [], []), {"train_loss": losses}, sound, **more)
+        record = make_record(spec, learned_fields(spec.row, [], []), {"train_loss": losses}, sound, **more)
         assert record.ended == ended
 
 

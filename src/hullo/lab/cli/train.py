@@ -15,10 +15,9 @@ from hullo.lab.spec.paper import Column
 from hullo.lab.spec.recipes import RECIPES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from hullo.lab.analysis.experiments import Experiment
-    from hullo.lab.run.loaders import Loader
     from hullo.lab.run.queue import RunQueue
     from hullo.lab.run.sources import Source
     from hullo.lab.spec import Spec
@@ -165,7 +164,7 @@ def _run(queue: RunQueue, _: Sequence[Source], where: Where) -> list[Record]:
             loaders[key] = open_loader(spec, where.data_dir, chosen)
         name = environment(device_name(chosen))
         runner = LocalRunner(queue, loaders, name, where.checkpoint_every, world)
-        _prepare(queue, loaders, is_main=world.is_main)
+        _prepare(queue, is_main=world.is_main)
         records = runner.run(progress)
     if not world.is_main:
         raise typer.Exit
@@ -181,9 +180,9 @@ def _run_on_cluster(queue: RunQueue, sources: Sequence[Source], where: Where) ->
 
     with connect(where.ray_address):
         gpus = choose_gpus(where.gpus_per_task)
-        here = {loader_key(s): s for s in queue.specs if s.is_own_data}  # this machine may not have other data sets
-        loaders = {key: open_loader(s, where.data_dir, torch.device("cpu")) for key, s in here.items()}
-        _prepare(queue, loaders)
+        for spec in {loader_key(s): s for s in queue.specs if s.is_own_data}.values():  # others may be elsewhere
+            open_loader(spec, where.data_dir, torch.device("cpu"))
+        _prepare(queue)
         runner = RayRunner(
             replace(queue, output=queue.output.absolute()),
             gpus,
@@ -195,16 +194,12 @@ def _run_on_cluster(queue: RunQueue, sources: Sequence[Source], where: Where) ->
             return runner.run(progress)
 
 
-def _prepare(queue: RunQueue, loaders: Mapping[tuple[str, int, str], Loader], *, is_main: bool = True) -> None:
+def _prepare(queue: RunQueue, *, is_main: bool = True) -> None:
     """Make the directory of the results, and print warnings; raise a ValueError if results cannot be written."""
-    from hullo.lab.run.local import describe_kept
-
-    frozen = (
-        "a learning rate of 0 leaves all weights as they are" if any(spec.lr == 0 for spec in queue.specs) else None
-    )
-    sentences = (frozen, *describe_kept(queue.specs, loaders), queue.records.describe_truncated()) if is_main else ()
-    for sentence in filter(None, sentences):
-        warn(sentence)
+    if is_main and any(spec.lr == 0 for spec in queue.specs):
+        warn("a learning rate of 0 leaves all weights as they are")
+    if is_main and (truncated := queue.records.describe_truncated()):
+        warn(truncated)
     queue.prepare_output()
 
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from hullo.lab.comparison.decision import Score, Trial
-from hullo.lab.files import atomic_write
+from hullo.lab.files import atomic_write, write_tensors
 from hullo.lab.spec.records import Record, Records
 from hullo.lab.spec.run_spec import Spec
 
@@ -78,7 +78,7 @@ class Store:
 
     def save_weights(self, name: str, state: Mapping[str, Tensor]) -> None:
         """Save the state dict of a network; its hulls can be restored from it."""
-        _save(self._weights_path(name), state)
+        write_tensors(self._weights_path(name), state)
 
     def load_weights(self, name: str, network: nn.Module) -> nn.Module:
         """Load the weights of a candidate's best member into a network of its structure."""
@@ -94,7 +94,7 @@ class Store:
 
     def save_examples(self, record: Record, scores: Tensor) -> None:
         """Save the score of each test sample, of a network of the confirmation."""
-        _save(self._examples_path(record), {"scores": scores.float()})
+        write_tensors(self._examples_path(record), {"scores": scores.float()})
 
     def load_examples(self, trial: Trial) -> Tensor | None:
         """Return what `save_examples` saved."""
@@ -115,9 +115,3 @@ def score_of(record: Record, sign: float) -> Score:
     values = [sign * value for value in record.val_scores]
     best = values.index(max(values))
     return Score(values[best], sign * record.test_scores[best])
-
-
-def _save(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    path.parent.mkdir(exist_ok=True)
-    with atomic_write(path) as file:
-        file.write(save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}))

@@ -20,7 +20,7 @@ from hullo.lab.recorder import find_layers
 from hullo.lab.run.local import read_coefficients
 from hullo.lab.run.loop import Loop
 from hullo.lab.run.training import make_optimizer
-from hullo.lab.spec.records import Learned
+from hullo.lab.spec.records import learned_fields
 from hullo.population import Population, capture
 from hullo.surgery import parameter_groups
 
@@ -166,10 +166,10 @@ class TrialLoop(Loop):
             return [layer.read() for layer in self.population.layers]
         return self.population.activations.coefficients.detach().cpu()
 
-    def learned(self, k: int, candidate: Candidate) -> Learned:
-        """Return what a member learned, as records have it."""
+    def learned(self, k: int, candidate: Candidate) -> dict[str, Any]:
+        """Return what a member learned, as fields of a record."""
         if isinstance(self.population, SingleNetwork):
-            return Learned.of(candidate.row, (layer.name for layer in self.population.layers), self.points)
+            return learned_fields(candidate.row, (layer.name for layer in self.population.layers), self.points)
         return read_coefficients(self.population.activations, self.points, k, candidate.row)
 
 

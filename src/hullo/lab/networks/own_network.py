@@ -107,16 +107,12 @@ class OwnNetwork:
                 ) from error
         return network
 
-    def describe_kept(
-        self, activation: ActivationSpec, example: Tensor, seed: int, sizes: Mapping[str, int]
-    ) -> str | None:
-        """Return a sentence on the activations that `build` does not replace, and why; None if there are none."""
-        if activation.kind == "own" or "activation" in inspect.signature(self.factory()).parameters:
-            return None
-        kept = summary(self.build(activation, example, seed, sizes)).not_replaced
+    def describe_kept(self, network: nn.Module) -> str:
+        """Return a sentence on the activations of a network that `build` did not replace, and why; perhaps empty."""
+        kept = [] if "activation" in inspect.signature(self.factory()).parameters else summary(network).not_replaced
         sites = [f"{s.name or 'forward'} ({s.function}): {s.reason or 'often a gate or a probability'}" for s in kept]
         more = f"; and {len(sites) - 8} more" if len(sites) > 8 else ""
-        return f"not replaced in {self.attribute} of {self.path.name}: {'; '.join(sites[:8])}{more}" if sites else None
+        return f"not replaced in {self.attribute} of {self.path.name}: {'; '.join(sites[:8])}{more}" if sites else ""
 
     def _arguments(
         self, factory: Callable[..., nn.Module], activation: ActivationSpec, sizes: Mapping[str, int]

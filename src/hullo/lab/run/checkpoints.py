@@ -8,13 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors.torch import save
 from torch import Tensor
 
-from hullo.lab.files import atomic_write, checksum, locked, remove
+from hullo.lab.files import locked, read_tensors, remove, write_tensors
 from hullo.lab.run.loaders import Loader
 from hullo.lab.run.training import Training
-from hullo.lab.spec.checkpoint_files import REMEDY, VERSION, read_checkpoint, read_members, scan_checkpoints
+from hullo.lab.spec.checkpoint_files import REMEDY, VERSION, read_members, scan_checkpoints
 from hullo.lab.spec.run_spec import Spec, identify
 from hullo.population.kernels import choice
 
@@ -37,15 +36,10 @@ class Checkpoints:
 
     def save(self, training: Training, chosen: Mapping[str, Tensor] | None = None) -> None:
         """Save a training's state and that of its chosen epochs, replacing the previous checkpoint atomically."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         state = training.state_dict() | {f"{CHOSEN}{name}": tensor for name, tensor in (chosen or {}).items()}
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
         specs = json.dumps([str(spec) for spec in training.specs])
         metadata = {"version": VERSION, "specs": specs, "data": _describe(training.loader)}
-        metadata["choices"] = json.dumps(choice.choices())
-        metadata["checksum"] = checksum(tensors)
-        with atomic_write(self._path(training.specs)) as file:
-            file.write(save(tensors, metadata))
+        write_tensors(self._path(training.specs), state, metadata | {"choices": json.dumps(choice.choices())})
 
     def restore(self, training: Training) -> dict[str, Tensor]:
         """Load the checkpoint of a training, if there is one; return the state of its chosen epochs.
@@ -56,20 +50,15 @@ class Checkpoints:
         if not path.exists():
             return {}
         read_members(path)
-        before, state = read_checkpoint(path)
-        if before.get("checksum") != checksum(state):
-            raise ValueError(f"{path} is damaged: its tensors are not those that were saved; {REMEDY}")
-        if before.get("data") != (now := _describe(training.loader)):
-            raise ValueError(
-                f"{path} was saved with {before.get('data')}, but the data set has {now}; restore the data, or {REMEDY}"
-            )
-        chosen = {name.removeprefix(CHOSEN): state.pop(name) for name in list(state) if name.startswith(CHOSEN)}
-        choice.take(json.loads(before.get("choices", "{}")))
         try:
+            state, metadata = read_tensors(path)
+            if metadata["data"] != (now := _describe(training.loader)):
+                raise ValueError(f"{path} was saved with {metadata['data']}, but the data set has {now}")
+            chosen = {name.removeprefix(CHOSEN): state.pop(name) for name in list(state) if name.startswith(CHOSEN)}
+            choice.take(json.loads(metadata["choices"]))
             training.load_state_dict(state)
         except (KeyError, ValueError, RuntimeError) as error:
-            reason = " ".join(str(error).split())
-            raise ValueError(f"{path} does not fit its runs: {reason}; {REMEDY}") from error
+            raise ValueError(f"{path} does not fit its runs: {' '.join(str(error).split())}; {REMEDY}") from error
         return chosen
 
     def delete(self, specs: tuple[Spec, ...]) -> None:

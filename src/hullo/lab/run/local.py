@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from statistics import median
 from threading import Event
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hullo._compat import is_out_of_memory
 from hullo.lab.distributed import SINGLE_PROCESS, World
-from hullo.lab.networks import OWN, check_size
+from hullo.lab.networks import check_size
 from hullo.lab.progress import Progress
 from hullo.lab.run.loaders import Loader, loader_key
 from hullo.lab.run.loop import Loop
@@ -28,7 +28,7 @@ from hullo.lab.run.weights import ChosenEpochs, check_savable, save_weights
 from hullo.lab.signals import stop_request
 from hullo.lab.spec.activation import ActivationSpec
 from hullo.lab.spec.environment import Environment
-from hullo.lab.spec.records import Learned, Record, make_record, round_number
+from hullo.lab.spec.records import Record, learned_fields, make_record, round_number
 from hullo.lab.spec.run_spec import Spec
 from hullo.population.activations import Activations
 
@@ -135,16 +135,6 @@ class LocalRunner:
         progress.note(self.queue.split_in_half(population))
 
 
-def describe_kept(specs: Iterable[Spec], loaders: Mapping[tuple[str, int, str], Loader]) -> list[str]:
-    """Return sentences on the activations of users' networks that are not replaced, one per network."""
-    chosen = {s.network: s for s in specs if s.network in OWN and s.activation != "own" and loader_key(s) in loaders}
-    found = []
-    for spec in chosen.values():
-        loader, row = loaders[loader_key(spec)], spec.row
-        found.append(OWN[spec.network].describe_kept(row, loader.example, spec.seed, asdict(loader.task)))
-    return list(filter(None, found))
-
-
 def _note_diverged(training: Training, progress: Progress) -> None:
     """Print a note about the members that diverged in the last epoch."""
     *before, now = training.curves["finite"]
@@ -168,24 +158,28 @@ def build_records(training: Training, environment: Environment) -> list[Record]:
         if (held_out := training.val_scores) is not None:
             scores["val_accuracy"] = [*map(round_number, held_out[:, k].tolist())]
         images = [] if loader.is_complete else [loader.count, loader.eval_sizes["test"]]
-        learned = learned if spec.is_own_network else replace(learned, layers=[])
+        learned |= {} if spec.is_own_network else {"layers": []}
         records.append(build_record(training, k, spec, learned, environment, images=images, **scores))
     return records
 
 
-def build_record(training: Loop, k: int, spec: Spec, learned: Learned, environment: Environment, **more: Any) -> Record:
+def build_record(
+    training: Loop, k: int, spec: Spec, learned: Mapping[str, Any], environment: Environment, **more: Any
+) -> Record:
     """Return the record of member k at the end of a training, with more fields: what it scored."""
     losses = {name: curve[:, k].tolist() for name, curve in training.curves.items() if name.endswith("_loss")}
     about = {"members": len(training.population), "seconds": training.seconds, "environment": environment}
     return make_record(spec, learned, losses, training.curves["finite"][:, k].tolist(), **about, **more)
 
 
-def read_coefficients(activations: Activations, points: Sequence[Tensor], k: int, row: ActivationSpec) -> Learned:
+def read_coefficients(
+    activations: Activations, points: Sequence[Tensor], k: int, row: ActivationSpec
+) -> dict[str, Any]:
     """Return what member k of a population learned, given the coefficients of all members by epoch."""
     names = [item.name for item in row.bases]
     chosen = [[item.name for item in site.activations[k].bases] == names for site in activations.sites]
     by_epoch = [list(itertools.compress(activations.split(k, point[k]), chosen)) for point in points]
-    return Learned.of(row, (site.path for site in itertools.compress(activations.sites, chosen)), by_epoch)
+    return learned_fields(row, (site.path for site in itertools.compress(activations.sites, chosen)), by_epoch)
 
 
 class _Display:

@@ -73,6 +73,9 @@ class Training(Loop):
         self.population = Population(members, seeds=[spec.seed for spec in specs]).to(loader.device)
         if first.is_own_network:
             self._check_network()
+            kept = networks.OWN[first.network].describe_kept(members[0])
+            if kept and first.activation != "own":
+                warnings.warn(kept, stacklevel=2)
         super().__init__(
             self.population,
             loader,

@@ -9,12 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from hullo.lab import networks
-from hullo.lab.files import atomic_write, checksum, read_safetensors
+from hullo.lab.files import read_tensors, write_tensors
 from hullo.lab.networks import DataShape
 from hullo.lab.run.loop import Loop
 from hullo.lab.spec.run_spec import Spec
@@ -62,15 +60,10 @@ def save_weights(
     path: Path, spec: Spec, task: DataShape, network: nn.Module, example: Tensor | None = None, epoch: int | None = None
 ) -> None:
     """Save the state dict of a network after an epoch, by default the last."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # clones: tied weights are saved under all their names
-    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in network.state_dict().items()}
     metadata = {"spec": str(spec), "task": json.dumps(asdict(task)), "epoch": str(epoch or spec.epochs)}
     if example is not None:
         metadata["example"] = json.dumps([str(example.dtype).removeprefix("torch."), *example.shape])
-    metadata["checksum"] = checksum(tensors, json.dumps(metadata, sort_keys=True))
-    with atomic_write(path) as file:
-        file.write(save(tensors, metadata))
+    write_tensors(path, network.state_dict(), metadata)
 
 
 def check_savable(network: nn.Module, name: str) -> None:
@@ -106,15 +99,9 @@ def load_network(path: str | os.PathLike[str], network: str | None = None) -> nn
         AffineHull(identity=0.5, relu=0.5)
     """
     path = Path(path)
-    try:
-        metadata, tensors = read_safetensors(path)
-    except SafetensorError as error:
-        raise ValueError(f"{path} is not a safetensors file of weights: {error}") from None
+    tensors, metadata = read_tensors(path)
     if "spec" not in metadata:
         raise ValueError(f"{path} holds no trained network; give a file that hullo train wrote to its folder weights")
-    saved = metadata.pop("checksum", None)
-    if saved not in (None, checksum(tensors, json.dumps(metadata, sort_keys=True))):
-        raise ValueError(f"{path} is damaged: it is not as it was saved; restore it, or train the network again")
     try:
         spec, sizes = Spec.parse(metadata["spec"]), asdict(DataShape(**json.loads(metadata["task"])))
         if spec.is_own_network:

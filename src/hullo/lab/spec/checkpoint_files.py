@@ -1,17 +1,15 @@
-"""Read checkpoint files: their specs, metadata and tensors."""
+"""Find checkpoints and the runs that they continue."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from safetensors import SafetensorError
-from torch import Tensor
+from safetensors import SafetensorError, safe_open
 
-from hullo.lab.files import read_safetensors
 from hullo.lab.spec.run_spec import Spec, identify
 
-VERSION = "5"
+VERSION = "6"
 REMEDY = "delete it to train its runs from the start"
 
 
@@ -29,27 +27,17 @@ def scan_checkpoints(folder: Path) -> tuple[list[tuple[Spec, ...]], list[str]]:
 
 
 def read_members(path: Path) -> tuple[Spec, ...]:
-    """Return the specs of a checkpoint from its metadata; raise a ValueError if the file is not a checkpoint."""
-    metadata, _ = read_checkpoint(path, tensors=False)
-    if (version := metadata.get("version")) != VERSION:
-        raise ValueError(
-            f"{path} is a checkpoint of version {version or 'none'}, this hullo reads version {VERSION}; finish the "
-            f"runs with the hullo that wrote it, or {REMEDY}"
-        )
+    """Return the specs of a checkpoint, without its tensors; raise a ValueError if the file is not a checkpoint."""
     try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+        if (version := metadata.get("version")) != VERSION:
+            raise ValueError(f"version {version or 'none'}, this hullo reads version {VERSION}")
         members = tuple(map(Spec.parse, json.loads(metadata["specs"])))
         if (name := identify(members)) != path.stem:
             raise ValueError(f"its specs belong to {name}.safetensors")
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is not a checkpoint: {error}; {REMEDY}") from None
-    return members
-
-
-def read_checkpoint(path: Path, *, tensors: bool = True) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Return the metadata of a file and, if requested, its tensors."""
-    try:
-        return read_safetensors(path, tensors=tensors)
     except FileNotFoundError:
         raise
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"{path} cannot be read as a checkpoint: {error}; {REMEDY}") from None
+    except (AttributeError, KeyError, OSError, SafetensorError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is not a checkpoint of this hullo: {error}; {REMEDY}") from None
+    return members

@@ -179,32 +179,36 @@ def _refuse_constant(token: str) -> NoReturn:
     raise ValueError(f"{token} is not a number")
 
 
-@dataclass(frozen=True)
-class Learned:
-    """The learned activations of a run as records have them: empty for fixed ones."""
+def learned_fields(row: ActivationSpec, layers: Iterable[str], points: Sequence[Sequence[Tensor]]) -> dict[str, Any]:
+    """Return the fields of a record on learned activations; lists are empty for fixed ones.
 
-    points: list[list[list[float | None]]]  # means over channels, by epoch and layer
-    channels: list[list[list[float | None]]]  # the last ones of each channel, if there is one activation per channel
-    layers: list[str]
-
-    @classmethod
-    def of(cls, row: ActivationSpec, layers: Iterable[str], by_epoch: Sequence[Sequence[Tensor]]) -> Learned:
-        """Return them from the coefficients of each layer, (channels, bases), by epoch."""
-        if not row.learns:
-            return cls([], [], [])
-        means = [[round_numbers(layer.mean(0).tolist()) for layer in point] for point in by_epoch]
-        channels = [[*map(round_numbers, layer.tolist())] for layer in by_epoch[-1]] if row.per == "channel" else []
-        return cls(means, channels, [*map(spell_module, layers)])
+    Args:
+        row: the activation.
+        layers: names of the layers.
+        points: the coefficients of each layer, (channels, bases), by epoch.
+    """
+    if not row.learns:
+        return {"bases": [], "coefficients": [], "channels": [], "layers": []}
+    return {
+        "bases": [item.name for item in row.bases],
+        "coefficients": [[round_numbers(layer.mean(0).tolist()) for layer in point] for point in points],
+        "channels": [[*map(round_numbers, layer.tolist())] for layer in points[-1]] if row.per == "channel" else [],
+        "layers": [*map(spell_module, layers)],
+    }
 
 
 def make_record(
-    spec: Spec, learned: Learned, losses: Mapping[str, Sequence[float]], sound: Sequence[bool] = (), **more: Any
+    spec: Spec,
+    learned: Mapping[str, Any],
+    losses: Mapping[str, Sequence[float]],
+    sound: Sequence[bool] = (),
+    **more: Any,
 ) -> Record:
     """Return the record of a finished run.
 
     Args:
         spec: of the run.
-        learned: its activations.
+        learned: the `learned_fields`.
         losses: by name and epoch; they, coefficients and what is not `sound` say when the run diverged.
         sound: whether all else was finite, by epoch.
         more: the other fields of the record.
@@ -213,17 +217,11 @@ def make_record(
     finite = [*sound] or [True] * spec.epochs
     for epoch in range(spec.epochs):
         numbers = [curve[epoch] for curve in rounded.values() if curve]
-        numbers += itertools.chain(*(learned.points[1 + epoch] if learned.points else ()))
+        for point in learned["coefficients"][1 + epoch : 2 + epoch]:
+            numbers += itertools.chain(*point)
         finite[epoch] = finite[epoch] and None not in numbers
-    return Record(
-        spec=spec,
-        ended="finished" if all(finite) else f"diverged in epoch {1 + finite.index(False)}",
-        bases=[item.name for item in spec.row.bases] if spec.row.learns else [],
-        coefficients=learned.points,
-        channels=learned.channels,
-        layers=learned.layers,
-        **{**rounded, **more, "seconds": round(more["seconds"], 3)},
-    )
+    ended = "finished" if all(finite) else f"diverged in epoch {1 + finite.index(False)}"
+    return Record(spec=spec, ended=ended, **learned, **{**rounded, **more, "seconds": round(more["seconds"], 3)})
 
 
 class Records:
