@@ -19,10 +19,10 @@ from typer.testing import CliRunner, Result
 
 from hullo.lab.analysis.statistics import Interval
 from hullo.lab.cli import app
-from hullo.lab.cli.train import _choose_networks
+from hullo.lab.cli.train import _show_network
 from hullo.lab.run import training
 from hullo.lab.run.checkpoints import Checkpoints
-from hullo.lab.spec.records import Records
+from hullo.lab.spec.records import Record, Records
 from made_records import make_record
 
 REPRODUCE = (*tiny_command.REPRODUCE, "4", "--device", "cpu")
@@ -124,12 +124,16 @@ def test_diverging_run_is_reported_once(tmp_path: Path) -> None:
 
 def test_run_that_diverged_is_not_the_best_network(capsys: pytest.CaptureFixture[str]) -> None:
     sound, lost = make_record("relu", [80.0]), make_record("tanh", [90.0], ended="diverged in epoch 1")
-    assert list(_choose_networks([lost, sound])) == [("a network, relu with seed 0,", sound.spec)]  # not by test data
-    assert not list(_choose_networks([lost, lost]))
-    assert capsys.readouterr().out == "all runs of kerasnet/cifar10 diverged; a smaller --lr may help\n"
+    assert shown([lost, sound], capsys).startswith("saved network (relu, seed 0): ")  # not by test data
+    assert shown([lost, lost], capsys) == "All runs of kerasnet/cifar10 diverged; a smaller --lr may help.\n"
 
 
-def test_best_network_is_chosen_on_held_out_samples() -> None:
+def shown(runs: list[Record], capsys: pytest.CaptureFixture[str]) -> str:
+    _show_network(runs, Path("nowhere"), "net.py:Net", wanted=True)
+    return capsys.readouterr().out
+
+
+def test_best_network_is_chosen_on_held_out_samples(capsys: pytest.CaptureFixture[str]) -> None:
     runs = [make_record("relu", [90.0, 70.0]), make_record("tanh", [60.0, 99.0])]
     held_out = [[50.0, 80.0], [70.0, 60.0]]
     settings = {"val_size": 50, "epochs": 2}
@@ -137,17 +141,16 @@ def test_best_network_is_chosen_on_held_out_samples() -> None:
         replace(run, spec=replace(run.spec, **settings), val_accuracy=curve, val_loss=[1.0, 1.0])
         for run, curve in zip(runs[::-1], held_out[::-1], strict=True)
     ]
-    ((what, spec),) = _choose_networks(chosen)
-    assert (what, spec) == ("the network that is best on held-out samples, relu with seed 0,", chosen[1].spec)
+    assert shown(chosen, capsys).startswith("best network on held-out samples (relu, seed 0): ")
     kept = [make_record("own", [50.0], seed=seed, column="net:Net@12345678/images@12345678") for seed in range(2)]
-    assert [what for what, _ in _choose_networks(kept)] == ["a network, original with seed 0,"]
+    assert shown(kept, capsys).startswith("saved network (original, seed 0): ")
 
 
 def test_two_processes_in_one_directory_share_the_work(uninterrupted: Path, tmp_path: Path) -> None:
     processes = [Command(*REPRODUCE, "--output", tmp_path) for _ in range(2)]
     output = [process.finish() for process in processes]
     assert results(tmp_path) == results(uninterrupted)
-    tables = [text.partition("\n3 of 3 runs were trained earlier")[0].strip() for text, _ in output]
+    tables = [text.partition("\n3 of 3 runs were already recorded")[0].strip() for text, _ in output]
     assert tables[0] == tables[1]
     assert sum("[1/4]" in errors for _, errors in output) == 1  # the other waits, and then has nothing to train
 
@@ -206,7 +209,7 @@ def test_train_command_trains_one_network(tmp_path: Path) -> None:
     name = "lenet5/fashion-mnist-sample, affine(relu,tanh), seed 3"
     assert result.stdout.startswith(f"{name}: test accuracy {record.accuracy:.2f} % after epoch 1 of 1\n")
     assert (record.spec.activation, record.spec.seed, record.spec.batch_size) == ("affine(relu,tanh)", 3, 20)
-    assert "[1/1] lenet5/fashion-mnist-sample x 1" in result.stderr
+    assert "[1/1] lenet5/fashion-mnist-sample: 1 network" in result.stderr
 
 
 def test_accuracies_shown_are_those_of_the_chosen_epoch(tmp_path: Path) -> None:
@@ -222,7 +225,7 @@ def test_accuracies_shown_are_those_of_the_chosen_epoch(tmp_path: Path) -> None:
 def test_learning_rate_of_zero_is_warned_of(tmp_path: Path) -> None:
     result = invoke(*TRAIN, "--lr", 1e-3, "--lr", 0, "--output", tmp_path)
     assert result.exit_code == 0, result.output
-    assert result.stderr.startswith("warning: a learning rate of 0")
+    assert result.stderr.startswith("warning: with a learning rate of 0")
 
 
 def test_repeated_options_are_a_grid(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_a_reading_can_be_asked_for_and_is_named(form: str) -> None:
     held_out = make_record("relu", [70.0, 81.25, 60.0], held_out=[50.0, 60.0, 40.0], column="lenet5/cifar10")
     Records(Path("more/records.jsonl")).add([held_out])
     result = invoke("runs", "more", "--format", form, "--reading", "chosen")
-    assert result.stderr == "note: omitted, without this epoch or reading: kerasnet/cifar10\n"
+    assert result.stderr == "note: left out, without this epoch or reading: kerasnet/cifar10\n"
     assert "81.2" in result.stdout
     assert "chosen" in result.stdout
 

@@ -121,7 +121,7 @@ def test_local_cluster_gives_the_same_records(here: tuple[Path, str], tmp_path: 
     progress = errors.splitlines()
     assert results(tmp_path) == results(here[0])
     assert output.replace(str(tmp_path), str(here[0])) == here[1]
-    name = f"{COLUMN} x 3"
+    name = f"{COLUMN}: 3 networks"
     assert progress[0] == f"{name} started on {socket.gethostname()}"
     assert progress[1].startswith(f"{name} finished on {socket.gethostname()}, test accuracy ")
     assert len(progress) == 2  # Ray itself says nothing
@@ -138,7 +138,7 @@ def test_killed_task_killed_command_and_stopped_command_are_resumed(
     (worker,) = (
         child
         for child in descendants(head[0])
-        if f"ray::{COLUMN} x 3".encode() in Path(f"/proc/{child}/cmdline").read_bytes()
+        if f"ray::{COLUMN}: 3 networks".encode() in Path(f"/proc/{child}/cmdline").read_bytes()
     )
     os.kill(worker, signal.SIGKILL)
     positions = watch(int(killed_at[0]) + 1, tmp_path, process)
@@ -153,12 +153,12 @@ def test_killed_task_killed_command_and_stopped_command_are_resumed(
     code, _, errors = process.wait()
     assert code == 130
     started, stopped = errors.splitlines()
-    assert started == f"{COLUMN} x 3 started on {socket.gethostname()}"
+    assert started == f"{COLUMN}: 3 networks started on {socket.gethostname()}"
     assert stopped.startswith(f"hullo: stopped; what was done is kept in {tmp_path}; resume with: hullo reproduce")
     (stopped_at,) = reached(tmp_path)
 
     output, errors = start(*REPRODUCE, *CPU, "--output", tmp_path).finish()  # without a cluster, too
-    assert errors.startswith(f"[{stopped_at[0] + 1:.0f}/8] {COLUMN} x 3")
+    assert errors.startswith(f"[{stopped_at[0] + 1:.0f}/8] {COLUMN}: 3 networks")
     assert results(tmp_path) == results(here[0])
     assert output.replace(str(tmp_path), str(here[0])) == here[1]
 

@@ -76,7 +76,7 @@ def test_several_activations_and_seeds_form_one_table() -> None:
     )
     assert len(list(Path("runs/weights").iterdir())) == 9
     assert "affine(identity,relu)" in result.stdout
-    (call,) = re.findall(r"load a network.* with hullo\.lab\.(load_network\(.*\))", result.stdout)
+    (call,) = re.findall(r"saved network .*: hullo\.lab\.(load_network\(.*\))", result.stdout)
     eval(call, {"load_network": load_network})
 
 
@@ -157,8 +157,8 @@ def test_earlier_run_without_weights_says_so() -> None:
     command = ("train", "net.py:Mlp", "features.npz", "--epochs", 1)
     assert "weights" not in invoke(*command, "--no-weights").stdout
     again = invoke(*command).stdout
-    assert "trained earlier" in again
-    assert "no weights" in again
+    assert "already recorded" in again
+    assert "not saved" in again
 
 
 def test_norms_of_images_do_not_decay() -> None:

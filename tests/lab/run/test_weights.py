@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import hullo
 from hullo.lab import networks
 from hullo.lab.cli import app
-from hullo.lab.cli.train import _echo_weights
+from hullo.lab.cli.train import _show_network
 from hullo.lab.files import read_tensors
 from hullo.lab.networks import DataShape
 from hullo.lab.run.queue import weights_path
@@ -25,6 +25,7 @@ from hullo.lab.run.training import Training
 from hullo.lab.run.weights import load_network, save_weights
 from hullo.lab.spec.records import Records
 from hullo.lab.spec.run_spec import Spec
+from made_records import make_record
 
 
 @pytest.mark.parametrize("activation", ["relu", "prelu", "elu", "convex(identity,relu,parametrization=softmax)"])
@@ -73,12 +74,12 @@ def test_damaged_weights_are_refused(tmp_path: Path) -> None:
 
 
 def test_printed_call_is_valid_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    spec = Spec("net:Net@01234567", "cifar10", "relu")
-    path = weights_path(tmp_path / 'it\'s "new"', spec)
+    record = make_record("relu", [80.0], column="net:Net@01234567/cifar10")
+    path = weights_path(tmp_path / 'it\'s "new"', record.spec)
     path.parent.mkdir(parents=True)
     path.touch()
-    _echo_weights("it", spec, path.parents[1], "it's.py:Net", wanted=True)
-    call = ast.parse(capsys.readouterr().out.removeprefix("load it with "), mode="eval").body
+    _show_network([record], path.parents[1], "it's.py:Net", wanted=True)
+    call = ast.parse(capsys.readouterr().out.removeprefix("saved network: "), mode="eval").body
     assert isinstance(call, ast.Call)
     assert [ast.literal_eval(argument) for argument in call.args] == [str(path)]
     assert {word.arg: ast.literal_eval(word.value) for word in call.keywords} == {"network": "it's.py:Net"}

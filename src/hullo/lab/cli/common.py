@@ -128,7 +128,7 @@ def note_omitted(records: Sequence[Record], shown: Sequence[Experiment], columns
 
     available = experiments(records, columns=columns or (), warn=lambda _: None) if records else []
     if missing := [e.name for e in available if e.setting not in {other.setting for other in shown}]:
-        typer.echo(f"note: omitted, without this epoch or reading: {', '.join(missing)}", err=True)
+        typer.echo(f"note: left out, without this epoch or reading: {', '.join(missing)}", err=True)
 
 
 def echo_finding(experiments: Sequence[Experiment], paths: Sequence[Path] = ()) -> None:

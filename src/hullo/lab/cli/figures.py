@@ -72,7 +72,7 @@ def figures(
     with writing(output), drawing():
         for name, figure in draw_figures(selected, names, seed):
             if figure is None:
-                typer.echo(f"note: no {name}: no finished run among these learned activations", err=True)
+                typer.echo(f"note: {name} is left out: no finished run learned these activations", err=True)
             else:
                 first, *others = save(figure, output / name, formats or ("png", "pdf"), dark=dark)
                 typer.echo(", ".join([str(first), *(path.name for path in others)]))

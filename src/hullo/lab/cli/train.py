@@ -15,12 +15,11 @@ from hullo.lab.spec.paper import Column
 from hullo.lab.spec.recipes import RECIPES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from hullo.lab.analysis.experiments import Experiment
     from hullo.lab.run.queue import RunQueue
     from hullo.lab.run.sources import Source
-    from hullo.lab.spec import Spec
     from hullo.lab.spec.records import Record
 
 
@@ -129,18 +128,20 @@ def _train(
     recorded = queue.records.find(queue.specs)
     with resumable(queue.output):
         records = (_run_on_cluster if where.engine is Engine.RAY else _run)(queue, sources, where)
-    networks = {column: source.network for column, source in zip(columns, sources, strict=True)}
     shown: list[Experiment] = []
     if len(records) == 1:
         _show_run(records[0])
     else:
         shown = _show_results(records, where.output)
-    for what, spec in _choose_networks(records):
-        _echo_weights(what, spec, where.output, networks[spec.column], wanted=weights)
+    networks = {column: source.network for column, source in zip(columns, sources, strict=True)}
+    for column, network in networks.items():
+        runs = [record for record in records if record.spec.column == column]
+        _show_network(runs, where.output, network, wanted=weights)
     if recorded:
-        which = "this run was" if len(queue.specs) == 1 else f"{len(recorded)} of {len(queue.specs)} runs were"
-        again = "change a setting, the seed or --output to train again"
-        typer.echo(f"{which} trained earlier, with a record in {queue.records.path}; {again}")
+        which = "This run was" if len(queue.specs) == 1 else f"{len(recorded)} of {len(queue.specs)} runs were"
+        typer.echo(
+            f"{which} already recorded in {queue.records.path}; change a setting, the seed or --output to train again."
+        )
     echo_finding(shown)
 
 
@@ -197,7 +198,7 @@ def _run_on_cluster(queue: RunQueue, sources: Sequence[Source], where: Where) ->
 def _prepare(queue: RunQueue, *, is_main: bool = True) -> None:
     """Make the directory of the results, and print warnings; raise a ValueError if results cannot be written."""
     if is_main and any(spec.lr == 0 for spec in queue.specs):
-        warn("a learning rate of 0 leaves all weights as they are")
+        warn("with a learning rate of 0, the weights do not change")
     if is_main and (truncated := queue.records.describe_truncated()):
         warn(truncated)
     queue.prepare_output()
@@ -235,32 +236,21 @@ def _show_results(records: list[Record], output: Path) -> list[Experiment]:
     return shown
 
 
-def _choose_networks(records: list[Record]) -> Iterator[tuple[str, Spec]]:
-    """Yield a description and the spec of one network of each column, best on held-out samples if there are any."""
+def _show_network(runs: Sequence[Record], output: Path, network: str, *, wanted: bool) -> None:
+    """Print how to load a network of a column, the best on held-out samples if there are any; test data choose none."""
     from hullo.lab.analysis.names import activation_label
-
-    if len(records) == 1:
-        yield "the trained network", records[0].spec
-        return
-    for column in dict.fromkeys(record.spec.column for record in records):
-        runs = [record for record in records if record.spec.column == column and not record.diverged]
-        if not runs:
-            typer.echo(f"all runs of {column.without_hashes} diverged; a smaller --lr may help")
-            continue
-        what, best = "a network", runs[0]  # the test data choose no network
-        if all(record.val_accuracy for record in runs):
-            what = "the network that is best on held-out samples"
-            best = max(runs, key=lambda record: max(record.val_accuracy))
-        yield f"{what}, {activation_label(best.spec.activation)} with seed {best.spec.seed},", best.spec
-
-
-def _echo_weights(what: str, spec: Spec, output: Path, network: str, *, wanted: bool) -> None:
-    """Print how to load the network of a run, if it was saved; if it was `wanted` and was not, say so."""
     from hullo.lab.run.queue import weights_path
 
-    weights = weights_path(output, spec)
+    if not (finished := [record for record in runs if not record.diverged or len(runs) == 1]):
+        typer.echo(f"All runs of {runs[0].spec.column.without_hashes} diverged; a smaller --lr may help.")
+        return
+    best, which = finished[0], "saved network"
+    if len(runs) > 1 and all(record.val_accuracy for record in finished):
+        best, which = max(finished, key=lambda record: max(record.val_accuracy)), "best network on held-out samples"
+    which += f" ({activation_label(best.spec.activation)}, seed {best.spec.seed})" if len(runs) > 1 else ""
+    weights = weights_path(output, best.spec)
     if weights.exists():
-        source = f", network={network!r}" if spec.is_own_network else ""
-        typer.echo(f"load {what} with hullo.lab.load_network({str(weights)!r}{source})")
+        source = f", network={network!r}" if best.spec.is_own_network else ""
+        typer.echo(f"{which}: hullo.lab.load_network({str(weights)!r}{source})")
     elif wanted:
-        typer.echo(f"there are no weights of {what} in {weights.parent}; to save them, choose another --output")
+        typer.echo(f"{which}: its weights were not saved in {weights.parent}; choose another --output to save them")

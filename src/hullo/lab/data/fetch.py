@@ -65,7 +65,8 @@ def _download(copy: Copy, file: File, progress: Progress) -> bytes:
     except (OSError, HTTPException) as error:
         if isinstance(error, HTTPError):
             error.close()
-        raise DataError(f"cannot fetch {url}: {error}; {remedy}") from error
+        reason = getattr(error, "reason", error)
+        raise DataError(f"cannot fetch {url}: {reason}; {remedy}") from error
     return file.verify(bytes(content), url, remedy)
 
 

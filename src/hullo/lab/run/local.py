@@ -89,8 +89,7 @@ class LocalRunner:
     def train(self, population: Members, progress: Progress, stop: Event) -> list[Record]:
         """Train a population, from its checkpoint if there is one, and return its records; keep the checkpoint."""
         spec, checkpoints = population[0], self.queue.checkpoints
-        networks = "1 network" if len(population) == 1 else f"{len(population)} networks"
-        progress.describe(f"preparing {networks}: {spec.column.without_hashes}")
+        progress.describe(f"preparing {describe_population(population)}")
         training = Training(population, self.loaders[loader_key(spec)], self.world)
         if self.queue.weights:
             check_savable(training.population[0], spec.network)

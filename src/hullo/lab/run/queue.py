@@ -120,7 +120,8 @@ def weights_path(output: Path, spec: Spec) -> Path:
 
 def describe_population(population: Members) -> str:
     """Return a short description of a population for progress lines: its column and its size."""
-    return f"{population[0].column.without_hashes} x {len(population)}"
+    networks = "1 network" if len(population) == 1 else f"{len(population)} networks"
+    return f"{population[0].column.without_hashes}: {networks}"
 
 
 def out_of_memory_error(population: Members) -> RunError:

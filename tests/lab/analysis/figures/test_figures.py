@@ -105,7 +105,7 @@ def test_where_nothing_was_learned_a_line_says_so(tmp_path: Path) -> None:
     result = invoke(tmp_path, "--only", "activations", "--only", "coefficients", "--output", tmp_path / "out")
     assert (result.exit_code, result.stdout) == (0, "")
     assert result.stderr.splitlines() == [
-        f"note: no lenet5-cifar10-{name}: no finished run among these learned activations"
+        f"note: lenet5-cifar10-{name} is left out: no finished run learned these activations"
         for name in ("activations", "coefficients")
     ]
     assert written(tmp_path / "out") == []
@@ -185,7 +185,7 @@ def test_settings_that_differ_are_in_the_names_of_files_without_dots(tmp_path: P
     names = (f"lenet5-cifar10-epochs-{epochs}-activations" for epochs in (2, 3))
     assert written(tmp_path / "out") == both(*names)
     result = invoke(tmp_path, "--only", "activations", "--epoch", 3, "--output", tmp_path / "last")
-    assert result.stderr == "note: omitted, without this epoch or reading: lenet5/cifar10 epochs=2\n"
+    assert result.stderr == "note: left out, without this epoch or reading: lenet5/cifar10 epochs=2\n"
     assert written(tmp_path / "last") == both("lenet5-cifar10-epochs-3-activations")
 
 

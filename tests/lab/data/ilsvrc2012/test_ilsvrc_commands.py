@@ -112,7 +112,7 @@ def test_without_names_it_is_checked_only_if_files_exist_and_never_fetched(tmp_p
 def test_fetch_explains_the_manual_download(tmp_path):
     result = invoke("fetch", "ilsvrc2012", "--data", tmp_path)
     assert (result.exit_code, result.stdout) == (1, "")
-    for part in ("https://image-net.org", "147.9 GB", "29b22e2961454d5413ddabcf34fc5622", f"--data {tmp_path}"):
+    for part in ("https://image-net.org", "147,897.5 MB", "29b22e2961454d5413ddabcf34fc5622", f"--data {tmp_path}"):
         assert part in result.stderr
 
 

@@ -85,7 +85,7 @@ class Pack:
         """Return how to get the data set: it cannot be fetched."""
         if self.name != NAME:
             return f"put the folders train and val of {self.name} into {self.folder.parent}, then run: {self.command}"
-        files = [f"{file.name} ({file.size / 1e9:.1f} GB, md5 {file.digest})" for file in (*TARS.values(), DEVKIT)]
+        files = [f"{file.name} ({file.size / 1e6:,.1f} MB, md5 {file.digest})" for file in (*TARS.values(), DEVKIT)]
         return (
             f"{self.name} can only be downloaded with an account at https://image-net.org; download {', '.join(files)} "
             f"to {self.folder.parent}, then run: {self.command}"
