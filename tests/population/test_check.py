@@ -105,8 +105,8 @@ class Summing(nn.Module):
         return {"y": y * scale - self.mean, "index": y.argmax(-1), "size": len(x)}
 
 
-def test_nested_arguments_assigned_buffers_and_shared_hulls_are_compared() -> None:
-    population = Population([Summing() for _ in range(3)], shared_hulls=["act"])
+def test_nested_arguments_and_assigned_buffers_are_compared() -> None:
+    population = Population([Summing() for _ in range(3)])
     x, weights = torch.randn(3, 5, 3), {"w": torch.randn(3)}
     assert population.check(x, weights, in_dims=(0, None), scale=torch.ones(3)).buffers < 1e-5
 

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from hullo.population import Population
-from hullo.population.rules import recurrent
+from hullo.population import Population, kernels
 
 KINDS = {
     "lstm": nn.LSTM,
@@ -23,12 +22,12 @@ KINDS = {
 }
 
 
-@pytest.fixture(autouse=True, scope="module", params=[True, False], ids=["batched", "looped"])
-def _way(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Compute as on a GPU, all members at once, or as on a CPU, one after the other."""
+@pytest.fixture(scope="module", params=[torch.float32, torch.float64])
+def dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
+    """Compute all members at once by kernels, in float32, or one after the other, in float64."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recurrent, "is_batched", lambda x: request.param)
-        yield
+        patch.setattr(kernels, "support", lambda x: x.dtype == torch.float32)
+        yield request.param
 
 
 class Layers(nn.Module):
@@ -44,9 +43,9 @@ class Layers(nn.Module):
         return (y, *last) if isinstance(last, tuple) else (y, last)
 
 
-def check(members: list[nn.Module], inputs: list[Tensor], tolerance: float = 1e-10) -> None:
+def check(members: list[nn.Module], inputs: list[Tensor]) -> None:
     """Compare outputs and gradients of a population with those of its members alone."""
-    alone = [copy.deepcopy(member) for member in members]
+    alone, tolerance = copy.deepcopy(members), 1e-10 if inputs[0].dtype == torch.float64 else 1e-4
     population = Population(members)
     own = [[item[k].clone().requires_grad_() for item in inputs] for k in range(len(members))]
     together = [item.clone().requires_grad_() for item in inputs]
@@ -67,6 +66,14 @@ def check(members: list[nn.Module], inputs: list[Tensor], tolerance: float = 1e-
             )
 
 
+def compare(dtype: torch.dtype, kind: str, layers: int, time: int, begins: bool, **options: bool) -> None:
+    """Compare layers with lone members, from zeros or from the beginning that is given."""
+    members = [Layers(KINDS[kind](3, 5, layers, **options)).to(dtype) for _ in range(3)]
+    x = torch.randn(3, *((2, time) if options["batch_first"] else (time, 2)), 3, dtype=dtype)
+    begin = torch.randn(3, layers * (1 + options["bidirectional"]), 2, 5, dtype=dtype)
+    check(members, [x, *([begin, begin.cos()][: 2 if kind == "lstm" else 1] if begins else [])])
+
+
 @given(
     st.sampled_from(list(KINDS)),
     st.integers(1, 3),
@@ -80,11 +87,17 @@ def test_outputs_states_and_gradients_are_those_of_lone_members(
     kind: str, layers: int, bidirectional: bool, batch_first: bool, bias: bool, begins: bool, time: int
 ) -> None:
     options = {"bidirectional": bidirectional, "batch_first": batch_first, "bias": bias}
-    members = [Layers(KINDS[kind](3, 5, layers, **options)).double() for _ in range(3)]
-    x = torch.randn(3, *((2, time) if batch_first else (time, 2)), 3, dtype=torch.float64)
-    begin = torch.randn(3, layers * (1 + bidirectional), 2, 5, dtype=torch.float64)
-    states = [begin, begin.cos()][: 2 if kind == "lstm" else 1] if begins else []
-    check(members, [x, *states])
+    compare(torch.float64, kind, layers, time, begins, **options)
+
+
+@pytest.mark.parametrize(("batch_first", "bias", "begins"), [(True, True, False), (False, False, True)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_kernels_compute_two_layers_in_two_directions(
+    monkeypatch: pytest.MonkeyPatch, kind: str, batch_first: bool, bias: bool, begins: bool
+) -> None:
+    monkeypatch.setattr(kernels, "support", lambda x: True)
+    options = {"bidirectional": True, "batch_first": batch_first, "bias": bias}
+    compare(torch.float32, kind, 2, 2, begins, **options)
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
@@ -96,18 +109,27 @@ def test_an_lstm_may_project_its_state(bidirectional: bool, bias: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_sequences_without_a_batch(kind: str) -> None:
-    members = [Layers(KINDS[kind](3, 5)).double() for _ in range(2)]
-    check(members, [torch.randn(2, 6, 3, dtype=torch.float64)])
+def test_sequences_without_a_batch(dtype: torch.dtype, kind: str) -> None:
+    members = [Layers(KINDS[kind](3, 5)).to(dtype) for _ in range(2)]
+    check(members, [torch.randn(2, 6, 3, dtype=dtype)])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_members_share_an_input_that_all_are_given(kind: str) -> None:
-    members = [Layers(KINDS[kind](3, 5, 2)).double() for _ in range(2)]
-    x = torch.randn(4, 2, 3, dtype=torch.float64)
+def test_members_share_an_input_that_all_are_given(dtype: torch.dtype, kind: str) -> None:
+    members = [Layers(KINDS[kind](3, 5, 2)).to(dtype) for _ in range(2)]
+    x = torch.randn(4, 2, 3, dtype=dtype)
     found = Population(members)(x, in_dims=None)
     for k, member in enumerate(members):
         torch.testing.assert_close(tuple(item[k] for item in found), member(x))
+
+
+def test_kernels_refuse_second_derivatives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "support", lambda x: True)
+    x = torch.randn(2, 3, 2, 2, requires_grad=True)
+    y, *_ = Population(lambda: Layers(nn.LSTM(2, 3)), seeds=range(2))(x)
+    (slope,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="no second derivatives"):
+        slope.square().sum().backward()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -97,7 +97,6 @@ class Activations(nn.Module):
     slopes: nn.Parameter | None  # of nn.PReLU, (K, R): not coefficients, for an optimizer
     fixed: Tensor  # numbers that are not learned; always float64, so that no conversion rounds them
     codes: Tensor  # as in `CODES`
-    owners: Tensor  # for each row, the row with its numbers: itself, unless members share a hull
     scales: InnerScales | None
 
     def __init__(self, sites: Sequence[ActivationSite], members: int, dtype: torch.dtype) -> None:
@@ -133,15 +132,11 @@ class Activations(nn.Module):
         watch(self)
 
     def _index(self) -> None:
-        """Find the row with the numbers of each row, and the column with the scale of each base."""
-        owners = torch.arange(math.prod(self.codes.shape[:2])).view(self.codes.shape[:2])
+        """Find the column with the scale of each base."""
         sources = torch.full_like(self.codes, -1, dtype=torch.int64, device="cpu")
-        for i, k, span, columns, activation in self._spans():
-            if self.sites[i].is_shared:
-                owners[k, span] = owners[0, self._starts[i][0] : self._starts[i][0] + activation.groups]
+        for _, k, span, columns, activation in self._spans():
             if activation.scales is not None and activation.scales.requires_grad:
                 sources[k, span, columns] = torch.tensor(columns if activation.scales.shape[1] > 1 else columns[:1])
-        self.register_buffer("owners", owners.flatten().to(self.codes.device), persistent=False)
         if self.scales is not None:
             self.scales.register_buffer("sources", sources.to(self.codes.device), persistent=False)
         self._plans: dict[bool, _Plan] = {}
@@ -193,7 +188,7 @@ class Activations(nn.Module):
 
     def keep(self, members: Sequence[int]) -> Callable[[Tensor], Tensor]:
         """Keep some members; return a function that takes the same part of tensors that are like parameters."""
-        owners, bases = self.owners, self.bases
+        bases = self.bases
         self.sites = [replace(site, activations=[site.activations[k] for k in members]) for site in self.sites]
         self._starts = [[starts[k] for k in members] for starts in self._starts]
         used = {base for site in self.sites for item in site.activations for base in item.bases}
@@ -201,14 +196,13 @@ class Activations(nn.Module):
         columns = [bases.index(base) for base in self.bases]
 
         def select(values: Tensor) -> Tensor:
-            owned = values.flatten(0, 1)[owners].view(values.shape)[members]
-            return owned if values.dim() == 2 else owned[..., columns]
+            return values[members] if values.dim() == 2 else values[members][..., columns]
 
         for module in self.modules():
             for name, parameter in module.named_parameters(recurse=False):
                 setattr(module, name, nn.Parameter(select(parameter.detach()), parameter.requires_grad))
             for name, buffer in module.named_buffers(recurse=False):
-                if name not in ("owners", "sources"):
+                if name != "sources":
                     setattr(module, name, select(buffer))
         self._index()
         return select
@@ -251,10 +245,9 @@ class Activations(nn.Module):
         used = [site.activations[k] for k in indices]
         bases = tuple(item for item in self.bases if any(item in activation.bases for activation in used))
         groups = math.lcm(*(item.groups for item in used))
-        owners = [0 if site.is_shared else k for k in indices]
         rows = [
             k * total + starts[k] + group * item.groups // groups
-            for k, item in zip(owners, used, strict=True)
+            for k, item in zip(indices, used, strict=True)
             for group in range(groups)
         ]
         columns = [self.bases.index(item) for item in bases]
@@ -285,19 +278,19 @@ class Activations(nn.Module):
             return self.raw
         return torch.where(self.codes == CODES["slope"], self.slopes.unsqueeze(-1), self.raw)
 
-    def _transform(self, plan: _Plan, rows: Tensor) -> Tensor:
-        """Return the coefficients of some rows, (rows, N), by plain operations."""
+    def _transform(self, plan: _Plan) -> Tensor:
+        """Return the coefficients of every row of the table, (rows, N), by plain operations."""
         learned, fixed = self.table.flatten(), self.fixed.flatten()
         made = [
             evaluate(parametrization, learned[entries] if is_learned else fixed[entries].to(learned)).flatten()
             for parametrization, entries, is_learned in plan.groups
         ]
-        return torch.cat([learned.new_zeros(1), *made])[plan.places[rows]]
+        return torch.cat([learned.new_zeros(1), *made])[plan.places]
 
     @property
     def coefficients(self) -> Tensor:
         """Return the coefficients of every row, (K, R, N), over `bases`."""
-        return self._transform(self._plan, self.owners).view(self.raw.shape)
+        return self._transform(self._plan).view(self.raw.shape)
 
     def rows(self) -> list[list[Tensor]]:
         """Return the coefficients of the calls of each site, computed in one pass; cached if none is learned."""
@@ -318,7 +311,7 @@ class Activations(nn.Module):
 
             computed = parametrize(self.table, self.fixed, self.codes, plan.order, plan.uses, heights)
         else:
-            computed = torch.split(self._transform(plan, plan.order), heights)
+            computed = torch.split(self._transform(plan)[plan.order], heights)
         tables = iter(computed)
         return [[call.select(next(tables)) for call in calls] for calls in plan.calls]
 
@@ -392,7 +385,7 @@ class Activations(nn.Module):
         """Yield the names and values of the tensors that member k has at the sites, and whether they are learned."""
         numbers = torch.where(self.codes > 0, self.table, self.fixed.to(self.raw.dtype))
         scales = self.raw if self.scales is None else self.scales()
-        numbers, scales = (item.flatten(0, 1)[self.owners].view(item.shape)[k] for item in (numbers, scales))
+        numbers, scales = numbers[k], scales[k]
         for i, member, span, columns, activation in self._spans():
             prefix = f"{self.sites[i].path}." if self.sites[i].path else ""
             if member == k:

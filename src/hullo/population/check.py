@@ -131,7 +131,6 @@ class _Session:
         """Raise a ContractError for the first difference of a member alone; else note the differences."""
         population = self.population
         alone = {k: population[k] for k in report.members}
-        shared = tuple(f"{site.path}." for site in population.activations.sites if site.is_shared)
 
         def observe(node: fx.Node, value: Any) -> None:
             if isinstance(value, Value):
@@ -157,11 +156,7 @@ class _Session:
                 report.outputs = max(report.outputs, _compare(where, "outputs", found, named, self.module))
                 buffers = dict(population[k].named_buffers()), dict(network.named_buffers())
                 report.buffers = max(report.buffers, _compare(where, "buffers", *buffers, self.module))
-                parameters = {  # the gradient of a shared hull is a sum over members
-                    name: item
-                    for name, item in network.named_parameters()
-                    if item.requires_grad and not name.startswith(shared)
-                }
+                parameters = {name: item for name, item in network.named_parameters() if item.requires_grad}
                 expected = _differentiate(result, parameters)
                 report.gradients = max(report.gradients, _compare(where, "gradients", own[k], expected))
 

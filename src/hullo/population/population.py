@@ -30,7 +30,6 @@ from hullo.population.members import (
 from hullo.population.memory import count_bytes, record_saved, write_bytes
 from hullo.population.program import Program
 from hullo.population.rules import Context
-from hullo.population.sites import share_sites
 from hullo.population.trace.export import register_dataclasses
 from hullo.population.trace.graph import Graph
 from hullo.population.trace.members import read_members
@@ -58,8 +57,6 @@ class Population(nn.Module):
         members: networks of one architecture, which are copied; or a function without arguments that returns one.
         seeds: seeds of the members' dropout, 0, 1, ... by default. With a function, it is called after
             ``torch.manual_seed(seed)`` for each member.
-        shared_hulls: the names of hulls that all members share. Their gradients are summed over the members, and they
-            are updated with the settings of the first.
 
     Example:
         >>> import torch
@@ -88,7 +85,6 @@ class Population(nn.Module):
         members: Iterable[nn.Module] | Callable[[], nn.Module],
         *,
         seeds: Iterable[int] | None = None,
-        shared_hulls: Sequence[str] = (),
     ) -> None:
         super().__init__()
         if callable(members) and not isinstance(members, nn.Module):
@@ -102,7 +98,6 @@ class Population(nn.Module):
         if len(seeds) != len(networks):
             raise ValueError(f"{len(networks)} members need as many seeds, got {len(seeds)}")
         sites, self._kinds = compare(networks)
-        sites = share_sites(sites, shared_hulls)
         self._empty = [empty_copy(network) for network in networks]
         self._aliases = aliases_of(networks[0])
         self._programs: dict[Any, Program] = {}  # the most recently used one last

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -138,12 +138,10 @@ class ActivationSite:
     Args:
         path: the name of the module.
         activations: one per member.
-        is_shared: whether all members share one hull.
     """
 
     path: str
     activations: Sequence[Activation]
-    is_shared: bool = False
 
     @property
     def is_scaled(self) -> bool:
@@ -223,28 +221,3 @@ def _check_hull(path: str, hull: Hull, hooked: bool) -> None:
             f"the hull {path!r} has parametrization={chosen.name!r}; a population trains hulls with {valid}, and "
             "others if they are frozen with requires_grad_(False)"
         )
-
-
-def share_sites(sites: Sequence[ActivationSite], names: Sequence[str]) -> list[ActivationSite]:
-    """Return the sites, with one hull for all members at those with the given names."""
-    hulls = {
-        site.path: site.activations
-        for site in sites
-        if any(item.is_learned or (item.scales is not None and item.scales.requires_grad) for item in site.activations)
-    }
-    for name in names:
-        if name not in hulls:
-            raise ValueError(f"shared_hulls={name!r}: there is no such hull that learns; give any of {sorted(hulls)}")
-        first, *others = hulls[name]
-        if not all(_are_equal(first, other) for other in others):
-            raise ValueError(f"members cannot share the hull {name!r}: it has other bases or coefficients in some")
-    return [replace(site, is_shared=site.path in names) for site in sites]
-
-
-def _are_equal(one: Activation, other: Activation) -> bool:
-    """Return whether two activations have the same bases, settings and numbers."""
-    settings = [(item.bases, item.parametrization, item.is_learned, item.channel_dim) for item in (one, other)]
-    pairs = ((one.raw, other.raw), (one.scales, other.scales))
-    return settings[0] == settings[1] and all(
-        a is b is None or (a is not None and b is not None and torch.equal(a, b)) for a, b in pairs
-    )

@@ -1,4 +1,4 @@
-"""Recurrent layers: on a GPU all members at once, one layer and direction after the other.
+"""Recurrent layers: on a GPU all members at once, one layer and direction after the other; else one member at a time.
 
 The products with the inputs of all time steps are one batched product, and so are the gradients of all weights; a time
 step is one product with the members' states and one pass for the cell. Tensors of a direction are (members, time,
@@ -17,6 +17,7 @@ from torch import Tensor
 from hullo._compat import is_eager
 from hullo.kernels.spec import compute_dtype
 from hullo.population import kernels, rng
+from hullo.population.kernels.first_order import once_differentiable
 from hullo.population.rules import Context, rule
 from hullo.population.rules.layers import drop_chunk
 from hullo.population.values import Value, values_in
@@ -63,7 +64,7 @@ def _run_layers(
     given = [state.at(0, members).chunk(layers, 1) for state in values_in(states)]
     count, final = len(weights) // layers, []
     projects = count // (1 + bidirectional) > (4 if biases else 2)
-    run_layer = _batch_layer if is_batched(y) and not projects else _loop_layer
+    run_layer = _batch_layer if kernels.support(y) and is_eager() and not projects else _loop_layer
     for layer in range(layers):
         own = [state[layer] for state in given]
         part = tensors[layer * count : (layer + 1) * count]
@@ -74,16 +75,13 @@ def _run_layers(
     return Value(y, 0), *(Value(torch.cat(items, 1), 0) for items in zip(*final, strict=True))
 
 
-def is_batched(x: Tensor) -> bool:
-    """Return whether a product per time step for all members is faster: on a CPU, a member's weights stay in the cache
-    if its time steps follow each other."""
-    return kernels.support(x)
-
-
 def _loop_layer(
     operator: Any, x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor], biases: bool, *options: bool
 ) -> list[Tensor]:
-    """Return the outputs of a layer and its final states, of one member after the other."""
+    """Return the outputs of a layer and its final states, of one member after the other.
+
+    On a CPU, the weights of a member then stay in the cache.
+    """
     # unbound at once: the gradient of a selected part has the size of the whole
     each = zip(*(item.unbind() for item in (x, *states, *weights)), strict=True)
     members = []
@@ -134,8 +132,7 @@ def run_direction(
         is_reversed: whether time runs backward.
     """
     memory = states[1] if kind == "lstm" else None
-    run: Any = _Direction.apply if kernels.support(x) and is_eager() else _run_plainly
-    results: tuple[Tensor, ...] = run(kind, is_reversed, x, states[0], memory, *weights)
+    results: tuple[Tensor, ...] = _Direction.apply(kind, is_reversed, x, states[0], memory, *weights)  # type: ignore[no-untyped-call]
     return results if kind == "lstm" else results[:2]
 
 
@@ -167,15 +164,14 @@ class _Direction(torch.autograd.Function):
             recurrence.forward(kind, products[:, t], weights.hidden, biases, before, after, follows=i > 0)
         end = 0 if is_reversed else time
         ctx.kind, ctx.is_reversed = kind, is_reversed
-        ctx.save_for_backward(x, state, memory, states, memories, saved, *weights)
+        ctx.save_for_backward(x, memory, states, memories, saved, *weights)
         last = memories[:, end].to(x.dtype) if memory is not None else None
         return states[:, new : time + new], states[:, end].clone(), last
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, state, memory, states, memories, saved, *given = ctx.saved_tensors
-        if torch.is_grad_enabled():  # the gradients are differentiated, too
-            return _differentiate(ctx, gradients, x, state, memory, given)
+        x, memory, states, memories, saved, *given = ctx.saved_tensors
         from hullo.population.kernels import recurrence
 
         kind, weights = ctx.kind, Weights(*given)
@@ -221,56 +217,3 @@ def _sum_rows(x: Tensor) -> Tensor:
     from hullo.population.kernels.linear import column_sums
 
     return column_sums(x.unsqueeze(2), x.dtype)[0]
-
-
-def _differentiate(
-    ctx: Any, gradients: Sequence[Tensor], x: Tensor, state: Tensor, memory: Tensor | None, given: Sequence[Any]
-) -> tuple[Tensor | None, ...]:
-    """Return the gradients of a direction, which can be differentiated again."""
-    tensors = (x, state, memory, *given)
-    results = [item for item in _run_plainly(ctx.kind, ctx.is_reversed, *tensors) if item is not None]
-    outer = [item for item in gradients if item is not None]
-    needed = [item for item, wanted in zip(tensors, ctx.needs_input_grad[2:], strict=True) if wanted]
-    found = iter(torch.autograd.grad(results, needed, outer, create_graph=True, allow_unused=True))
-    return tuple(next(found) if wanted else None for wanted in ctx.needs_input_grad)
-
-
-def _run_plainly(
-    kind: str, is_reversed: bool, x: Tensor, state: Tensor, memory: Tensor | None, *given: Any
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Compute a direction by differentiable operations."""
-    weights, dtype = Weights(*given), compute_dtype(x)
-    products, outputs = _multiply(x, weights.input.mT, weights.input_bias), []
-    wide = None if memory is None else memory.to(dtype)
-    for t in reversed(range(x.shape[1])) if is_reversed else range(x.shape[1]):
-        hidden = torch.bmm(state, weights.hidden.mT).to(dtype)
-        if weights.hidden_bias is not None:
-            hidden = hidden + weights.hidden_bias.unsqueeze(1)
-        new, wide = _compute_cell(kind, products[:, t].to(dtype), hidden, state.to(dtype), wide)
-        state = new.to(x.dtype)
-        outputs.append(state)
-    ordered = outputs[::-1] if is_reversed else outputs
-    return torch.stack(ordered, 1), state, None if wide is None else wide.to(x.dtype)
-
-
-def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return the products of inputs of all time steps and a weight, (members, time, batch, gates)."""
-    rows = x.flatten(1, 2)
-    y = torch.bmm(rows, weight) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, weight)
-    return y.view(*x.shape[:3], -1)
-
-
-def _compute_cell(
-    kind: str, x: Tensor, hidden: Tensor, state: Tensor, memory: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    """Return the new state and memory of a cell, as nn.LSTM, nn.GRU and nn.RNN define them."""
-    if memory is not None:
-        i, f, g, o = (x + hidden).chunk(4, -1)
-        i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
-        memory = f * memory + i * g
-        return o * memory.tanh(), memory
-    if kind == "gru":
-        (r, z), last = (x + hidden)[..., : 2 * state.shape[-1]].sigmoid().chunk(2, -1), hidden.chunk(3, -1)[2]
-        n = (x.chunk(3, -1)[2] + r * last).tanh()
-        return n + z * (state - n), None
-    return (x + hidden).tanh() if kind == "tanh" else (x + hidden).relu(), None
