@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hullo.population import AugmentedImages, Population
 
-MODES = {"edge": "replicate", "zeros": "constant", "reflect": "reflect"}
+MODES = {"edge": "replicate", "zeros": "constant"}
 SHIFT = 4
 
 

@@ -112,8 +112,9 @@ class _Captured:
     def _forget_old(self) -> None:
         """Forget graphs that read what is no longer there, such as members that were dropped."""
         generations = [getattr(item, "generation", 0) for item in self.stateful]
-        if generations != self.generations:
-            self.graphs, self.pool, self.generations = {}, None, generations
+        if generations != self.generations and self.graphs:
+            self.graphs, self.pool = {}, None
+        self.generations = generations
 
     def _checking(self) -> AbstractContextManager[None]:
         """Check the populations on their inputs in the first step."""

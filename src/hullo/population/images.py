@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 
 import torch
 from torch import Tensor
 
 from hullo.population.values import Value
+
+PADDINGS = ("edge", "zeros")
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +26,7 @@ class AugmentedImages:
         index: the index of each image, (K, B).
         moves: whether it is flipped (0 or 1), pixels down and pixels to the right, (K, B, 3).
         padding: what a shift leaves open: "edge" repeats the pixels at the edge, "zeros" is black, as in a random crop
-            with padding of torchvision, and "reflect" mirrors the image without its edge.
+            with padding of torchvision.
         mean, std: one number per channel; the tensor is (pixels / 255 - mean) / std, and pixels / 255 by default.
 
     Example:
@@ -108,35 +110,16 @@ def move(images: Tensor, index: Tensor, moves: Tensor, padding: str = "edge") ->
     channels, height, width = images.shape[1:]
     index, moves = index.contiguous(), moves.contiguous()  # the result has their memory order
     flipped, down, right = moves.long()[..., None].unbind(-2)
-    rows, is_row = PADDINGS[padding](torch.arange(height, device=images.device) - down, height)
-    columns, is_column = PADDINGS[padding](torch.arange(width, device=images.device) - right, width)
-    columns = torch.where(flipped == 1, width - 1 - columns, columns)
+    rows, columns = (torch.arange(size, device=images.device) for size in (height, width))
+    rows, columns = rows - down, columns - right
     every_channel = torch.arange(channels, device=images.device)[:, None, None]
-    moved = images[index[..., None, None, None], every_channel, rows[..., None, :, None], columns[..., None, None, :]]
-    if is_row is None or is_column is None:
-        return moved
-    return moved * (is_row[..., None, :, None] & is_column[..., None, None, :])
-
-
-def _repeat(positions: Tensor, size: int) -> tuple[Tensor, None]:
-    return positions.clamp(0, size - 1), None
-
-
-def _mirror(positions: Tensor, size: int) -> tuple[Tensor, None]:
-    last = max(size - 1, 1)
-    return (last - (last - positions.remainder(2 * last)).abs()).clamp_max(size - 1), None
-
-
-def _cut(positions: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    return positions.clamp(0, size - 1), (positions >= 0) & (positions < size)
-
-
-PADDINGS: dict[str, Callable[[Tensor, int], tuple[Tensor, Tensor | None]]] = {
-    "edge": _repeat,
-    "zeros": _cut,
-    "reflect": _mirror,
-}
-"""Functions from positions in a row of pixels to those that they show, and whether there is one; None if always."""
+    at_rows, at_columns = rows.clamp(0, height - 1), columns.clamp(0, width - 1)
+    at_columns = torch.where(flipped == 1, width - 1 - at_columns, at_columns)
+    places = index[..., None, None, None], every_channel, at_rows[..., None, :, None], at_columns[..., None, None, :]
+    if padding == "edge":
+        return images[places]
+    is_row, is_column = (rows >= 0) & (rows < height), (columns >= 0) & (columns < width)
+    return images[places] * (is_row[..., None, :, None] & is_column[..., None, None, :])
 
 
 @functools.cache

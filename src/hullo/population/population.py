@@ -114,7 +114,8 @@ class Population(nn.Module):
             is_parameter = isinstance(first, nn.Parameter)
             _register(self.stacked, name, nn.Parameter(stacked, first.requires_grad) if is_parameter else stacked)
         self._changed: set[str] = set()  # the buffers that a forward pass changes
-        self._equal = self._equal_buffers()
+        self._equal: set[str] = set()  # the others that are equal in all members
+        self._versions: dict[str, tuple[int, int]] = {}  # of the others when they were compared
         own = [*networks[0].parameters(), *networks[0].buffers()]
         is_wide = any(tensor.dtype in (torch.float64, torch.complex128) for tensor in own)
         wide = torch.float64 if is_wide else torch.float32
@@ -168,14 +169,13 @@ class Population(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Population:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._equal = self._equal_buffers()
         self._generation += 1  # tensors may be elsewhere now
         return self
 
     @property
     def generation(self) -> int:
         """Return how often something changed that a captured step does not follow: members, memory, equal buffers."""
-        self._drop_written_buffers()
+        self._find_equal_buffers()
         return self._generation
 
     def __getstate__(self) -> dict[str, Any]:
@@ -216,7 +216,7 @@ class Population(nn.Module):
         self._empty, self._kinds = [self._empty[k] for k in kept], [self._kinds[k] for k in kept]
         for path, module in self._empty[0].named_modules():
             module.training = modes.get(path, module.training)
-        self._programs, self.copies, self._equal = {}, {}, self._equal_buffers()
+        self._programs, self.copies = {}, {}
         self._generation += 1
         self.numbers = [self.numbers[k] for k in kept]
         for reference in self.optimizers:
@@ -401,16 +401,13 @@ class Population(nn.Module):
         if program is None:
             graph = self._read_graph(leaves, spec)
             program = Program(graph, self.activations)
-            changed = {self._aliases[name] for name in program.mutated}
-            self._generation += bool(self._programs and changed & self._equal.keys())
-            self._changed |= changed
-            self._equal = {name: version for name, version in self._equal.items() if name not in changed}
+            self._changed |= {self._aliases[name] for name in program.mutated}
             if len(self._programs) == MAX_PROGRAMS:
                 del self._programs[next(iter(self._programs))]
         self._programs[key] = program
-        self._drop_written_buffers()
+        equal = self._find_equal_buffers()
         values = {
-            name: Value(tensor[0]) if name in self._equal else Value(self.copies.get(name, tensor), 0)
+            name: Value(tensor[0]) if name in equal else Value(self.copies.get(name, tensor), 0)
             for name, tensor in self._stacked().items()
         }
         return program, {name: values[alias] for name, alias in self._aliases.items() if alias in values}
@@ -431,20 +428,19 @@ class Population(nn.Module):
         """Return the parameters and buffers by name, (K, ...)."""
         return {**dict(self.stacked.named_parameters()), **dict(self.stacked.named_buffers())}
 
-    def _equal_buffers(self) -> dict[str, int]:
-        """Return the buffers that are equal in all members, and their versions: what they determine is computed once.
+    def _find_equal_buffers(self) -> set[str]:
+        """Return the buffers that are equal in all members: what they determine is computed once.
 
-        Those that a forward pass changes are not among them.
+        Those that a forward pass changes are not among them. The others are compared again when other code has written
+        to them, perhaps to those of one member alone.
         """
-        named = [(name, item) for name, item in self.stacked.named_buffers() if name not in self._changed]
-        return {name: _version(item) for name, item in named if bool((item == item[:1]).all())}
-
-    def _drop_written_buffers(self) -> None:
-        """Take buffers that other code has written, perhaps of one member alone, for unequal ones."""
-        written = [name for name, found in self._equal.items() if _version(self.stacked.get_buffer(name)) != found]
-        for name in written:
-            del self._equal[name]
-        self._generation += bool(written)
+        constant = {name: item for name, item in self.stacked.named_buffers() if name not in self._changed}
+        versions = {name: (id(item), _version(item)) for name, item in constant.items()}
+        if versions != self._versions:
+            equal = {name for name, item in constant.items() if bool((item == item[:1]).all())}
+            self._generation += equal != self._equal
+            self._versions, self._equal = versions, equal
+        return self._equal
 
     def extra_repr(self) -> str:
         return f"{len(self)} x {type(self._empty[0]).__name__}"
@@ -453,9 +449,6 @@ class Population(nn.Module):
 def _follow_state(population: Population, keys: object) -> None:
     """Do what follows when a population has loaded a state."""
     population.refresh_copies()
-    equal = population._equal_buffers()
-    population._generation += equal.keys() != population._equal.keys()
-    population._equal = equal
 
 
 def _version(tensor: Tensor) -> int:

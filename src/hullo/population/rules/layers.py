@@ -143,7 +143,7 @@ def attend(
         scores = scores.masked_fill(~own, -torch.inf) if own.dtype == torch.bool else scores + own
     wide = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
     weights = Value(aten._safe_softmax(wide, -1).to(scores.dtype), 0)
-    return Value(_drop(context, weights, dropout_p).tensor @ v, 0)
+    return Value(drop_entries(context, weights, dropout_p).tensor @ v, 0)
 
 
 def _has_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rate: float | Tensor) -> bool:
@@ -192,7 +192,7 @@ def drop(context: Context, x: Value, rate: float | Tensor, training: bool) -> Va
     """Zero entries at random with probability `rate`, one number or one per member, and scale up the others."""
     if not training or rng.is_zero(rate):
         return x
-    return _drop(context, x, rate, images=len(x.shape) == 4)
+    return drop_entries(context, x, rate, images=len(x.shape) == 4)
 
 
 @rule(aten.feature_dropout.default)
@@ -200,11 +200,22 @@ def drop_channels(context: Context, x: Value, rate: float | Tensor, training: bo
     """Zero whole channels at random."""
     if not training or rng.is_zero(rate):
         return x
-    return _drop(context, x, rate, len(x.shape) - 2, images=len(x.shape) == 4)
+    return drop_entries(context, x, rate, len(x.shape) - 2, images=len(x.shape) == 4)
 
 
-def _drop(context: Context, x: Value, rate: float | Tensor, whole: int = 0, *, images: bool = False) -> Value:
-    """Drop entries that the last `whole` dimensions share; masks of images are drawn in channels-last order."""
+def drop_entries(
+    context: Context,
+    x: Value,
+    rate: float | Tensor,
+    whole: int = 0,
+    *,
+    images: bool = False,
+    chunk: tuple[int, int] = (0, 1),
+) -> Value:
+    """Drop entries that the last `whole` dimensions share; masks of images are drawn in channels-last order.
+
+    `chunk` says which of how many chunks of a mask this is, which are beside each other in its last dimension.
+    """
     dim = x.dim or 0
     order = [0, 2, 3, 1] if images else list(range(len(x.shape)))
     y, numbers = x.at(dim, context.members), (context.seeds, context.steps, context.number)
@@ -212,23 +223,16 @@ def _drop(context: Context, x: Value, rate: float | Tensor, whole: int = 0, *, i
     if is_drawn_in_place and (isinstance(rate, Tensor) or rate < 1):
         from hullo.population.kernels.dropout import drop as drop_fused
 
-        return Value(drop_fused(y, *numbers, rate, context.first, dim=dim, order=order, whole=whole), dim)
+        layout: Any = {"dim": dim, "order": order, "whole": whole, "chunk": chunk}
+        return Value(drop_fused(y, *numbers, rate, context.first, **layout), dim)
     shape = [1 if i >= len(order) - whole else size for i, size in enumerate(x.shape)]
-    kept = rng.dropout_mask(*numbers, [shape[i] for i in order], rate=rate, first=context.first)
+    shape = [shape[i] for i in order]
+    shape[-1:] = [size * chunk[1] for size in shape[-1:]]
+    kept = rng.dropout_mask(*numbers, shape, rate=rate, first=context.first)
+    if chunk[1] > 1:
+        kept = kept.chunk(chunk[1], -1)[chunk[0]]
     kept = kept.permute(0, 1, 4, 2, 3) if images else kept
     return apply_mask(y, kept.movedim(0, dim), rate, dim)
-
-
-def drop_chunk(context: Context, y: Tensor, rate: float | Tensor, chunk: int, chunks: int) -> Tensor:
-    """Drop entries of (members, ..., features) by one of several chunks of a mask, which are beside each other."""
-    numbers = (context.seeds, context.steps, context.number)
-    if kernels.support(y) and y.numel() and (isinstance(rate, Tensor) or rate < 1):
-        from hullo.population.kernels.dropout import drop as drop_fused
-
-        return drop_fused(y, *numbers, rate, context.first, chunk=(chunk, chunks))
-    shape = [*y.shape[1:-1], y.shape[-1] * chunks]
-    kept = rng.dropout_mask(*numbers, shape, rate=rate, first=context.first).chunk(chunks, -1)[chunk]
-    return apply_mask(y, kept, rate, 0).tensor
 
 
 def apply_mask(y: Tensor, kept: Tensor, rate: float | Tensor, dim: int) -> Value:

@@ -19,7 +19,7 @@ from hullo.kernels.spec import compute_dtype
 from hullo.population import kernels, rng
 from hullo.population.kernels.first_order import once_differentiable
 from hullo.population.rules import Context, rule
-from hullo.population.rules.layers import drop_chunk
+from hullo.population.rules.layers import drop_entries
 from hullo.population.values import Value, values_in
 
 aten = torch.ops.aten
@@ -71,7 +71,7 @@ def _run_layers(
         y, *last = run_layer(operator, y, own, part, biases, training, bidirectional, batch_first)
         final.append(last)
         if has_dropout and layer < layers - 1:
-            y = drop_chunk(context, y, rate, layer, layers - 1)
+            y = drop_entries(context, Value(y, 0), rate, chunk=(layer, layers - 1)).tensor
     return Value(y, 0), *(Value(torch.cat(items, 1), 0) for items in zip(*final, strict=True))
 
 
