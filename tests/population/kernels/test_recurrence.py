@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from hullo.population.rules.recurrent import GATES, Weights, run_direction
-
 pytest.importorskip("triton")
+from hullo.population.kernels.recurrence import GATES, Weights, run_direction
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # the interpreter has no products in bfloat16
 MEMBERS, TIME = 2, 3
