@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from trained_alone import ACTIVATIONS, inputs_of, make
 
 import hullo
@@ -57,6 +58,22 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         mask = torch.ones(x.shape[-2], x.shape[-2], dtype=torch.bool).tril()
         return F.scaled_dot_product_attention(x, x, x, attn_mask=mask, dropout_p=0.3 if self.training else 0.0)
+
+
+def test_what_checkpoints_compute_again_has_the_same_random_numbers() -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.3), nn.GELU()) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for part in self.parts:
+                x = F.dropout(checkpoint(part, F.dropout(x, 0.2), use_reentrant=False), 0.4)
+            return x
+
+    report = Population(Checkpointed, seeds=range(2)).check(torch.randn(2, 5, 4))
+    assert report.outputs < 1e-5
+    assert report.gradients < 1e-5
 
 
 def test_attention_takes_its_dropout_by_name() -> None:

@@ -147,7 +147,7 @@ class _Session:
             for k, network in alone.items():
                 where = f"member {k} alone differs from the population, call {call} in {_mode(population)} mode"
                 try:
-                    result = self._call_alone(k, network)
+                    result, expected = self._call_alone(k, network)
                 except Exception as error:
                     text = f"it raises {type(error).__name__}: {error}{self.module}; {_CONTRACT}"
                     raise ContractError(f"{where}: {text}") from error
@@ -156,12 +156,13 @@ class _Session:
                 report.outputs = max(report.outputs, _compare(where, "outputs", found, named, self.module))
                 buffers = dict(population[k].named_buffers()), dict(network.named_buffers())
                 report.buffers = max(report.buffers, _compare(where, "buffers", *buffers, self.module))
-                parameters = {name: item for name, item in network.named_parameters() if item.requires_grad}
-                expected = _differentiate(result, parameters)
                 report.gradients = max(report.gradients, _compare(where, "gradients", own[k], expected))
 
-    def _call_alone(self, k: int, network: nn.Module) -> Any:
-        """Call a member with the random numbers of the last call of the population; compare what its modules return."""
+    def _call_alone(self, k: int, network: nn.Module) -> tuple[Any, dict[str, Tensor]]:
+        """Return what a member returns with the random numbers of the last call of the population, and its gradients.
+
+        Compare what its modules return.
+        """
         leaves = [_copy(item).select(k) if isinstance(item, Value) else item for item in self.values]
         args, kwargs = pytree.tree_unflatten(leaves, self.spec)
         population, span = self.population, slice(k, k + 1)
@@ -179,14 +180,15 @@ class _Session:
                 self.module = f"; the first module that differs is {what}" if text else ""
 
         hooks = [module.register_forward_hook(compare) for module in names]
-        try:
-            with SameDraws(self.program.numbers, context):
+        parameters = {name: item for name, item in network.named_parameters() if item.requires_grad}
+        with SameDraws(self.program.numbers, context):
+            try:
                 result = network(*args, **kwargs)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        register_dataclasses(result)
-        return result
+            finally:
+                for hook in hooks:
+                    hook.remove()
+            register_dataclasses(result)
+            return result, _differentiate(result, parameters)
 
 
 _CONTRACT = (

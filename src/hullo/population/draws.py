@@ -13,14 +13,19 @@ import torch.utils._pytree as pytree
 from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
+from hullo._compat import backward_pass_id
 from hullo.population.rules import RULES, Context
 from hullo.population.values import Value, map_values
 
+_MODULES = (F.__name__, torch.autograd.__name__)  # whose functions in Python call random ones
 _HANDLERS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 
 
 class SameDraws(TorchFunctionMode):
     """Compute the random functions of PyTorch by the rules of a population of one.
+
+    The position among them is the seed of PyTorch's generator, too: checkpointing restores that before a backward pass
+    computes a part again.
 
     Args:
         nodes: the random operations of the traced graph in their order, with their numbers.
@@ -29,13 +34,14 @@ class SameDraws(TorchFunctionMode):
 
     def __init__(self, nodes: Mapping[fx.Node, int], context: Context) -> None:
         super().__init__()
-        self.nodes, self.context, self.entered = iter(nodes.items()), context, list[Any]()
+        self.nodes, self.context, self.entered, self.position = list(nodes.items()), context, list[Any](), 0
+        torch.default_generator.manual_seed(0)
         targets = {_base_name(target) for target in RULES if is_random(target)}
         self.names = targets | {f"{name}_" for name in targets}
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = kwargs or {}, getattr(function, "__name__", "")
-        if getattr(function, "__module__", "") == F.__name__ and hasattr(function, "__code__"):
+        if getattr(function, "__module__", "") in _MODULES and hasattr(function, "__code__"):
             if function in self.entered:  # those that choose between others hand these their own name
                 return function(*args, **kwargs)
             self.entered.append(function)
@@ -43,9 +49,13 @@ class SameDraws(TorchFunctionMode):
                 result = _without_handlers(function)(*args, **kwargs)
             self.entered.pop()
             return result
-        if name not in self.names:
+        if name not in self.names or kwargs.get("generator") is not None:  # which networks may not have
             return function(*args, **kwargs)
-        node, number = next(self.nodes, (None, 0))
+        if backward_pass_id() >= 0:
+            self.position = torch.initial_seed()
+        node, number = self.nodes[self.position] if self.position < len(self.nodes) else (None, 0)
+        self.position += 1
+        torch.default_generator.manual_seed(self.position)
         target: Any = None if node is None else node.target
         if target is None or _base_name(target) != name.removesuffix("_"):
             traced = "none" if target is None else target
@@ -81,7 +91,7 @@ def _one(tensor: Tensor) -> Value:
 
 
 def _without_handlers(function: Any) -> Any:
-    """Return a function of torch.nn.functional that does not hand its call to the mode again, only those inside it."""
+    """Return a function of these modules that does not hand its call to the mode again, only those inside it."""
     namespace = function.__globals__ | dict.fromkeys(_HANDLERS, lambda *_: False)
     inner = types.FunctionType(
         function.__code__, namespace, function.__name__, function.__defaults__, function.__closure__

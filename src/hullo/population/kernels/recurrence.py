@@ -63,7 +63,7 @@ def run_direction(
         is_reversed: whether time runs backward.
     """
     memory = states[1] if kind == "lstm" else None
-    results: tuple[Tensor, ...] = _Direction.apply(kind, is_reversed, x, states[0], memory, *weights)  # type: ignore[no-untyped-call]
+    results: tuple[Tensor, ...] = _Direction.apply(kind, is_reversed, x, states[0], memory, *weights)
     return results if kind == "lstm" else results[:2]
 
 
