@@ -1,4 +1,4 @@
-"""Recurrent layers: on a GPU all members at once, one layer and direction after the other; else one member at a time."""
+"""Recurrent layers: on a GPU all members at once, one layer and direction after the other; else one by one."""
 
 from __future__ import annotations
 
