@@ -27,7 +27,7 @@ from hullo.modules import Hull
 
 
 class GatedHull(nn.Module):
-    r"""Multiply with a learned gate: forward(gate, up) = hull(gate) * up, as SwiGLU does with SiLU, GeGLU with GELU.
+    r"""A gated unit with a learned activation: hull(gate) * up, as SwiGLU has with SiLU and GeGLU with GELU.
 
     For ordinary tensors of the same shape and dtype, the forward pass is one kernel, and so is the backward pass.
     Otherwise it is a hull and a product.

@@ -57,7 +57,7 @@ def _read_scales(given: InnerScale, bases: int) -> list[float]:
 
 
 class Hull(nn.Module):
-    """Hold bases and raw parameters, and compute coefficients from them: the base class of all hulls."""
+    """The base class of all hulls: bases, raw parameters, and the coefficients that are computed from them."""
 
     kind: ClassVar[str]
     coefficient_set: ClassVar[CoefficientSet]

@@ -26,7 +26,7 @@ Restrict = Callable[[Tensor, Tensor], Tensor]
 
 
 class Parametrization:
-    r"""Map raw parameters, which an optimizer updates freely, to the coefficients of a hull.
+    r"""A map from raw parameters, which an optimizer updates freely, to the coefficients of a hull.
 
     Pass an instance as `parametrization` of a hull. Give the two functions, or define a subclass that has `transform`
     and `inverse` as methods. Both act on the last dimension of a tensor of any number of dimensions.

@@ -60,7 +60,7 @@ class Formula:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Base:
-    """Hold a base function f, its slope and its properties.
+    """A base function f with its slope and its properties.
 
     Args:
         name: its name, with parameters unless they have their default values: ``leaky_relu(0.2)``.
@@ -332,15 +332,15 @@ def _check(resolved: tuple[Base, ...], strict: bool) -> None:
                 left, right = item.slopes_at_zero
                 raise ValueError(
                     f"base function {item.name!r} has value {item.value_at_zero:.4g} and slopes {left:.4g} and "
-                    f"{right:.4g} at the origin; a hull needs f(0) = 0 and slope 1 from at least one side. "
-                    f"{_unit_form(item)}strict=False admits it as it is"
+                    f"{right:.4g} at the origin; a hull needs f(0) = 0 and slope 1 from at least one side: "
+                    f"{_unit_form(item)}pass strict=False"
                 )
     _check_independence(resolved)
 
 
 def _unit_form(item: Base) -> str:
     unit = f"unit_{item.name}"
-    return f"Use its normalized form {unit!r}; " if unit.partition("(")[0] in list_bases() else ""
+    return f"use its normalized form {unit!r}, or " if unit.partition("(")[0] in list_bases() else ""
 
 
 def _check_independence(resolved: tuple[Base, ...]) -> None:

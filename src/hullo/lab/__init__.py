@@ -1,4 +1,4 @@
-"""The laboratory: training, benchmarks and analysis with the library."""
+"""The laboratory: compare activations, train networks and analyze the records."""
 
 from typing import Any
 

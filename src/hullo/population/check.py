@@ -30,7 +30,7 @@ CALLS, MOST_MEMBERS = 2, 4
 
 
 class ContractError(RuntimeError):
-    """Report a member that computes something else alone than in its population: what, where and by how much."""
+    """A member computes something else on its own than in its population; the message says what and where."""
 
 
 @dataclass

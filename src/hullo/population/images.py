@@ -16,7 +16,7 @@ PADDINGS = ("edge", "zeros")
 
 @dataclass(frozen=True, eq=False)
 class AugmentedImages:
-    """Hold the image, the flip and the shift of each member and sample.
+    """Images that each member flips and shifts in its own way.
 
     Pass it to a population instead of a tensor of shape (K, B, C, H, W). On a GPU, with the default padding and without
     normalization, the first convolution reads the bytes, and augmented images are never written.

@@ -48,7 +48,7 @@ class _PerMember:
 
 
 class Optimizer:
-    """Update the members of a population; the base class of all optimizers.
+    """The base class of optimizers for populations, which update each member with its own settings.
 
     Args:
         population: the population to update, on its final device.
@@ -306,7 +306,7 @@ class Optimizer:
 
 
 class SGD(Optimizer):
-    """Update as :class:`torch.optim.SGD` does, with momentum, Nesterov momentum and weight decay."""
+    """:class:`torch.optim.SGD` for the members of a population, with momentum, Nesterov momentum and weight decay."""
 
     state_names = ("momentum",)
 
@@ -336,7 +336,7 @@ class SGD(Optimizer):
 
 
 class RMSprop(Optimizer):
-    """Update as :class:`torch.optim.RMSprop` does, without momentum."""
+    """:class:`torch.optim.RMSprop` for the members of a population, without momentum."""
 
     state_names = ("square",)
 
@@ -363,7 +363,7 @@ class RMSprop(Optimizer):
 
 
 class Adam(Optimizer):
-    """Update as :class:`torch.optim.Adam` does."""
+    """:class:`torch.optim.Adam` for the members of a population."""
 
     state_names = ("mean", "square")
     decoupled: ClassVar[bool] = False
@@ -415,7 +415,7 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    """Update as :class:`torch.optim.AdamW` does, with decoupled weight decay."""
+    """:class:`torch.optim.AdamW` for the members of a population, with decoupled weight decay."""
 
     decoupled = True
 

@@ -43,7 +43,7 @@ MAX_PROGRAMS = 64
 
 
 class Population(nn.Module):
-    """Compute K networks of one architecture as one network.
+    """K networks of one architecture, computed as one.
 
     ``population(x)`` equals ``torch.stack([member(x[k]) for k, member in enumerate(members)])``, up to rounding and
     apart from random numbers such as those of dropout, and so do its gradients. Members never influence each other.

@@ -1,8 +1,8 @@
 """Schedules of learning rates: functions from the number of updates so far to a factor of the learning rates.
 
-Each is that of :mod:`torch.optim.lr_scheduler` with a step after every update. It computes on tensors, so a captured
-step follows it, and it needs no state: an optimizer counts its updates. Arguments are one number or one per member; a
-length is a number of updates.
+Each equals the one in :mod:`torch.optim.lr_scheduler` that steps after every update. It computes on tensors, so a
+captured step follows it, and it needs no state: an optimizer counts its updates. Arguments are one number or one per
+member; a length is a number of updates.
 
 Example:
     >>> import torch
@@ -28,7 +28,7 @@ Schedule = Callable[[Tensor], Tensor | float]
 
 
 def linear(length: Numbers, *, start: Numbers = 1 / 3, end: Numbers = 1.0) -> Schedule:
-    """Change the factor in a line from `start` to `end`, as :class:`torch.optim.lr_scheduler.LinearLR` does."""
+    """Change the factor linearly from `start` to `end`, as :class:`torch.optim.lr_scheduler.LinearLR` does."""
     lengths, starts, ends = _Constant("length", length), _Constant("start", start), _Constant("end", end)
     return lambda updates: starts(updates) + (ends(updates) - starts(updates)) * _progress(updates, lengths)
 
@@ -36,7 +36,7 @@ def linear(length: Numbers, *, start: Numbers = 1 / 3, end: Numbers = 1.0) -> Sc
 def cosine(length: Numbers, *, end: Numbers = 0.0) -> Schedule:
     """Lower the factor from 1 to `end` along half a cosine, and keep it there.
 
-    It is that of :class:`torch.optim.lr_scheduler.CosineAnnealingLR` with ``T_max=length`` and ``eta_min=end * lr``.
+    The same as :class:`torch.optim.lr_scheduler.CosineAnnealingLR` with ``T_max=length`` and ``eta_min=end * lr``.
     """
     lengths, ends = _Constant("length", length), _Constant("end", end)
     return lambda updates: _anneal(torch.ones_like(updates), ends(updates), _progress(updates, lengths))
@@ -47,8 +47,8 @@ def one_cycle(
 ) -> Schedule:
     """Raise the factor to 1 and lower it again, each along half a cosine.
 
-    It is that of :class:`torch.optim.lr_scheduler.OneCycleLR` with ``total_steps=length`` and ``max_lr`` the learning
-    rate of the optimizer; momentum stays as it is (``cycle_momentum=False``).
+    The same as :class:`torch.optim.lr_scheduler.OneCycleLR` with ``total_steps=length``, ``cycle_momentum=False`` and
+    the learning rate of the optimizer as ``max_lr``.
     """
     lengths, rises = _Constant("length", length), _Constant("pct_start", pct_start)
     starts, ends = _Constant("div_factor", div_factor), _Constant("final_div_factor", final_div_factor)
@@ -65,15 +65,15 @@ def one_cycle(
 
 
 def step(every: Numbers, *, gamma: Numbers = 0.1) -> Schedule:
-    """Multiply the factor by `gamma` after every so many updates, as :class:`torch.optim.lr_scheduler.StepLR` does."""
+    """Multiply the factor by `gamma` at regular intervals, as :class:`torch.optim.lr_scheduler.StepLR` does."""
     lengths, gammas = _Constant("every", every), _Constant("gamma", gamma)
     return lambda updates: gammas(updates) ** (updates / lengths(updates)).floor()
 
 
 def warm_up(length: Numbers, then: Schedule, *, start: Numbers = 0.0) -> Schedule:
-    """Raise the factor in a line from `start` to 1, then follow another schedule, which counts from there.
+    """Raise the factor linearly from `start` to 1, then follow another schedule, which counts from there.
 
-    It is that of :class:`torch.optim.lr_scheduler.SequentialLR` of a `LinearLR` and another scheduler.
+    The same as :class:`torch.optim.lr_scheduler.SequentialLR` of a `LinearLR` and another scheduler.
     """
     lengths, rise = _Constant("length", length), linear(length, start=start)
     if not callable(then):

@@ -26,7 +26,7 @@ _ONE_MODE = "training and evaluation mode call other activations here, and which
 
 @dataclass(eq=False)
 class Site:
-    """Describe a site of a model where an activation is.
+    """A place in a model where an activation is called.
 
     Args:
         name: the name of a hull there, such as ``encoder.layers.0.activation``.
@@ -311,5 +311,5 @@ def named_hulls(caller: str, model: object, required: bool = False) -> dict[str,
         raise TypeError(f"{caller} does not take a {type(model).__name__}; {hint}")
     hulls = {name: module for name, module in model.named_modules() if isinstance(module, Hull)}
     if required and not hulls:
-        raise ValueError(f"the model has no hulls for {caller}; call replace_activations first, or use it as it is")
+        raise ValueError(f"the model has no hulls for {caller}; call replace_activations first")
     return hulls

@@ -20,7 +20,7 @@ KEPT = "_hullo_kept"
 
 @dataclass(frozen=True, eq=False)
 class Summary:
-    """Hold the `hulls` of a model by name, and the sites that are `not_replaced`. Prints as two tables.
+    """The `hulls` of a model by name, and the sites that are `not_replaced`; prints as two tables.
 
     Of a hull at several sites, `hulls` has the first, and `shared` maps the names of the others to it.
     """

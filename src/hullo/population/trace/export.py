@@ -30,7 +30,7 @@ _LOCK = threading.Lock()  # one network at a time is traced, since a trace sets 
 
 
 class LoweringError(RuntimeError):
-    """Report which operation of a network cannot be computed for all members at once, and its line of source code."""
+    """An operation cannot be computed for all members at once; the message names it and its line of source code."""
 
 
 def export(
