@@ -216,10 +216,6 @@ def test_module_of_two_inputs_is_no_activation() -> None:
     assert read_module(type("Two", (nn.Module,), {"forward": lambda self, x, y: F.relu(x + y)})()) is None
 
 
-def test_reference_to_the_model_is_not_followed() -> None:
-    assert read_module(Wrapped(F.relu, parents=[nn.Sequential(nn.Linear(2, 2))])) is None
-
-
 def test_prelu_subclass_is_recognized_only_if_it_has_the_forward() -> None:
     class Other(nn.PReLU):
         def forward(self, x: Tensor) -> Tensor:

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from hullo._compat import real_tensors
 from hullo.bases import Base, all_bases, get_base, make_member
-from hullo.bases.least_squares import express
 
 _FAR = 1e30  # exponentials are constant beyond
 _NEAR = 2.0**-12
+_UNDERFLOW = 1e-300
 _POINTS = (-_FAR, -1.0, 0.0, _NEAR, 1.0)
 
 _PARAMETERS: dict[str, Callable[[float, float, float, float, float], float]] = {
@@ -45,6 +46,26 @@ def candidate_members(function: Callable[[Tensor], Tensor], decimals: int | None
                 yield make_member(name, rounded)
 
 
+@functools.cache
+@real_tensors()
+def points() -> Tensor:
+    """Return numbers in float64 that float32 can hold, too, dense near the origin, in random order."""
+    generator = torch.Generator().manual_seed(20180130)
+    near = 24 * torch.rand(700, dtype=torch.float64, generator=generator) - 12
+    far = 128 * torch.rand(200, dtype=torch.float64, generator=generator) - 64
+    magnitudes = (240 * torch.rand(200, dtype=torch.float64, generator=generator) - 120).exp2()
+    whole = torch.arange(-24.0, 25.0, dtype=torch.float64)
+    x = torch.cat([near, far, magnitudes, -magnitudes, whole, whole + 1e-3, whole - 1e-3])
+    return x[torch.randperm(len(x), generator=generator)]
+
+
+@functools.lru_cache(maxsize=8)
+@real_tensors()
+def values(bases: tuple[Base, ...]) -> Tensor:
+    """Return the values of bases at the test points, one row per base."""
+    return torch.stack([item.function(points()) for item in bases])
+
+
 def combination(coefficients: Sequence[float], bases: Sequence[Base], x: Tensor) -> Tensor:
     """Return the values of a combination, by plain operations."""
     return sum((c * item.function(x) for c, item in zip(coefficients, bases, strict=True)), torch.zeros_like(x))
@@ -53,34 +74,18 @@ def combination(coefficients: Sequence[float], bases: Sequence[Base], x: Tensor)
 def same_as(coefficients: Sequence[float], bases: tuple[Base, ...], tolerance: float) -> Base | None:
     """Return the base of the catalogue that a combination equals, with a tolerance on each coefficient.
 
-    A base equals the combination if it lies in the span of the bases and has the same coefficients there. The tolerance
-    of a coefficient is relative if the slope of its base is unbounded: a small one matters for large inputs.
+    At every test point, the two may differ by what the tolerance changes there. It is relative to the coefficient if
+    the slope of its base is unbounded: a small one matters for large inputs.
     """
+    table = values(bases)
+    own = torch.tensor(coefficients, dtype=torch.float64, device="cpu")
+    is_bounded = torch.tensor([item.has_bounded_slope for item in bases], device="cpu")
+    slack = tolerance * torch.where(is_bounded, 1.0, own.abs())
+    total, bound = own @ table, slack @ table.abs() + _UNDERFLOW
 
-    def candidates() -> Iterator[tuple[Base, ...]]:
-        yield from (bases, all_bases())
-        combined = functools.partial(combination, coefficients, bases)
-        points = torch.tensor([-7.0, -2.0, -0.5, 0.0, 0.5, 2.0, 7.0], dtype=torch.float64, device="cpu")
-        bound = 100 * tolerance * (1 + sum(map(abs, coefficients)))
-        for item in candidate_members(combined, decimals=6):
-            if bool((combined(points) - item.function(points)).abs().max() <= bound):  # takes less time than the span
-                yield (get_base(item.name),)
+    def agrees(row: Tensor) -> bool:
+        return bool((((row - total).abs() <= bound) | ~bound.isfinite()).all())
 
-    def agrees(expected: Sequence[float]) -> bool:
-        return all(
-            abs(c - e) <= tolerance * (1 if item.has_bounded_slope else abs(e))
-            for c, e, item in zip(coefficients, expected, bases, strict=True)
-        )
-
-    for items in candidates():
-        for item, expected in zip(items, _in_span(bases, items), strict=True):
-            if expected is not None and agrees(expected):
-                return item
-    return None
-
-
-@functools.lru_cache(maxsize=256)
-def _in_span(bases: tuple[Base, ...], candidates: tuple[Base, ...]) -> list[list[float] | None]:
-    """Return the coefficients of candidates in these bases, without rounding errors; None for others."""
-    found = express([item.function for item in candidates], [item.function for item in bases])
-    return [row and [round(number, 12) + 0.0 for number in row] for row in found]
+    members = candidate_members(functools.partial(combination, coefficients, bases), decimals=6)
+    candidates = [*dict.fromkeys((*bases, *all_bases())), *(get_base(item.name) for item in members)]
+    return next((item for item in candidates if agrees(item.function(points()))), None)

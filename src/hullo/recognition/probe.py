@@ -14,15 +14,14 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hullo._compat import has_values, real_tensors
-from hullo.bases import Base, all_bases
+from hullo.bases import all_bases
 from hullo.modules import Hull
-from hullo.recognition.find_base import candidate_members, combination
+from hullo.recognition.find_base import candidate_members, combination, points, values
 from hullo.recognition.known import NOT_IN_CATALOGUE, Known, Reading
 from hullo.recognition.table import read_type, why_not_module
 
@@ -48,26 +47,13 @@ DOUBLE = Tolerance(2.0**-23, 2.0**-48)
 SINGLE = Tolerance(2.0**-20, 2.0**-18)
 
 
-@functools.cache
-@real_tensors()
-def points() -> Tensor:
-    """Return numbers in float64 that float32 can hold, too, dense near the origin, in random order."""
-    generator = torch.Generator().manual_seed(20180130)
-    near = 24 * torch.rand(700, dtype=torch.float64, generator=generator) - 12
-    far = 128 * torch.rand(200, dtype=torch.float64, generator=generator) - 64
-    magnitudes = (240 * torch.rand(200, dtype=torch.float64, generator=generator) - 120).exp2()
-    whole = torch.arange(-24.0, 25.0, dtype=torch.float64)
-    x = torch.cat([near, far, magnitudes, -magnitudes, whole, whole + 1e-3, whole - 1e-3])
-    return x[torch.randperm(len(x), generator=generator)]
-
-
 def read_module(module: nn.Module) -> Reading | None:
     """Return which activation a module is; None if it is not one. Only copies of the module are called."""
     if isinstance(module, (Hull, torch.jit.ScriptModule)):
         return None
     if (reading := read_type(module)) is not None:
         return reading
-    if not may_be_activation(module) or any(map(_holds_module, vars(module).items())):
+    if not may_be_activation(module):
         return None
     modes = []
     for training in (False, True):
@@ -93,15 +79,6 @@ def _why_not_arguments(module: nn.Module) -> str:
 def may_be_activation(module: nn.Module) -> bool:
     """Return whether a module is of a user's own and has no parameters."""
     return not type(module).__module__.startswith("torch.") and not any(True for _ in module.parameters())
-
-
-def _holds_module(attribute: tuple[str, Any]) -> bool:
-    """Return whether an attribute refers to modules that are not children: a copy would copy them, too."""
-    name, value = attribute
-    if name == "_modules":
-        return False
-    held = value if isinstance(value, (list, tuple, set)) else value.values() if type(value) is dict else [value]
-    return any(isinstance(item, nn.Module) for item in held)
 
 
 @contextmanager
@@ -160,13 +137,6 @@ def _is_linear(function: Function) -> bool:
     x = points()
     low, middle, high = function(torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64)).double()
     return bool(SINGLE.matches(function(x.clone()).double(), middle + (high - low) / 2 * x, x))
-
-
-@functools.lru_cache(maxsize=8)
-@real_tensors()
-def values(bases: tuple[Base, ...]) -> Tensor:
-    """Return the values of bases at the test points, one row per base."""
-    return torch.stack([item.function(points()) for item in bases])
 
 
 def _match(function: Function, y: Tensor, tolerance: Tolerance) -> Known | None:

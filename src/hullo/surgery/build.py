@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -39,16 +38,9 @@ class Recipe:
 
     def check(self) -> None:
         """Raise an error for arguments that fit no model."""
-        hull, is_class = self.hull, self.hull is None or self._is_class
-        target = hull.func if isinstance(hull, functools.partial) else hull
-        if isinstance(target, nn.Module) or not (is_class or (callable(hull) and _is_own_function(target))):
+        if self.hull is not None and not self._is_class and not replace(self, hull=None).is_default:
             raise TypeError(
-                f"hull={hull!r}: give a class of hulls such as hullo.AffineHull, and its bases, init and groups to "
-                "replace_activations; or a function of a hullo.surgery.Site, as in lambda site: hullo.presets.xielu()"
-            )
-        if not is_class and not replace(self, hull=None).is_default:
-            raise TypeError(
-                f"hull={hull!r} is a function that makes hulls: give bases, init, groups, parametrization and "
+                f"hull={self.hull!r} is a function that makes hulls: give bases, init, groups, parametrization and "
                 "inner_scale to the hulls that it makes, not to replace_activations"
             )
         if not (self.share in (None, "model") or callable(self.share)):
@@ -72,13 +64,12 @@ class Recipe:
     def make(self, model: nn.Module, sites: Sequence[Site]) -> dict[str, Hull]:
         """Return a hull for each site, by its name."""
         modules = dict(model.named_modules())
-        frozen = set() if self.share is None else frozen_sites(model, sites)
         hulls: dict[str, Hull] = {}
         shared: dict[Hashable, Hull] = {}
         for site in sites:
             channels = self._channels(site)
             common = self.share(site) if callable(self.share) else self.share
-            key = site.name if common is None else (common, site.known, channels, site.name in frozen)
+            key = site.name if common is None else (common, site.known, channels)
             if key not in shared:
                 like = nearby_tensor(modules, site.name)
                 if self.hull is None or self._is_class:
@@ -145,11 +136,6 @@ class Recipe:
         return made
 
 
-def _is_own_function(target: Any) -> bool:
-    """Return whether a callable may take a site: no class, and not one of this package."""
-    return not isinstance(target, type) and not target.__module__.startswith("hullo.")
-
-
 def channel_dim_of(call: Call) -> int | None:
     """Return the channel dimension of the input of a call: 1, -1 or another; None if it is not known.
 
@@ -173,7 +159,14 @@ def channel_dim_of(call: Call) -> int | None:
 
 
 def _call_factory(factory: Any, site: Site) -> Hull:
-    hull = factory(site)
+    try:
+        hull = factory(site)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise TypeError(
+            f"hull={factory!r}: give a class of hulls such as hullo.AffineHull, and its bases, init and groups to "
+            "replace_activations; or a function of a hullo.surgery.Site, as in lambda site: hullo.presets.xielu(). "
+            f"Called with the site {site.name} it fails: {error}"
+        ) from error
     if not isinstance(hull, Hull):
         raise TypeError(f"hull returned {hull!r} for {site.name}; it must return a hull such as AffineHull(...)")
     return hull
@@ -187,27 +180,3 @@ def nearby_tensor(modules: Mapping[str, nn.Module], name: str) -> Tensor:
             if tensor.is_floating_point():
                 return tensor
     return torch.empty(())
-
-
-def frozen_sites(model: nn.Module, sites: Iterable[Site]) -> set[str]:
-    """Return the names of sites where all parameters of the replaced module, or of the nearest around it, are frozen.
-
-    In a model that is frozen as a whole nothing is: its hulls are what is left to train.
-    """
-    modules = dict(model.named_modules())
-    frozen: set[str] = set()
-    if not any(parameter.requires_grad for parameter in _parameters_beside_hulls(model)):
-        return frozen
-    for site in sites:
-        name, parameters = site.name, [] if site.module is None else list(site.module.parameters())
-        while name and not parameters:
-            name = name.rpartition(".")[0]
-            parameters = _parameters_beside_hulls(modules[name]) if name in modules else []
-        if parameters and not any(parameter.requires_grad for parameter in parameters):
-            frozen.add(site.name)
-    return frozen
-
-
-def _parameters_beside_hulls(module: nn.Module) -> list[nn.Parameter]:
-    parts = (part for part in module.modules() if not isinstance(part, Hull))
-    return [parameter for part in parts for parameter in part.parameters(recurse=False)]

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from hullo.modules import Hull
-from hullo.surgery.build import Recipe, frozen_sites
+from hullo.surgery.build import Recipe
 from hullo.surgery.observe import Call
 from hullo.surgery.prove import Comparison
 from hullo.surgery.sites import Site, Slot, input_of
@@ -27,17 +27,14 @@ def swap(model: nn.Module, sites: Sequence[Site], hulls: Mapping[str, Hull]) -> 
     """Put hulls into a model. An error may leave it half changed: the caller restores it with `Snapshot`.
 
     A module that is called by several expressions becomes several children; those without a hull are the module itself.
-    Hulls in frozen modules are frozen.
 
      Args:
          model: the model.
          sites: all its sites.
          hulls: the hulls, by the names of their sites.
     """
-    chosen = [site for site in sites if site.slots and site.name in hulls]
-    taken = {id(site.module) for site in chosen if site.module is not None}
+    taken = {id(site.module) for site in sites if site.name in hulls and site.module is not None}
     affected = [site for site in sites if site.slots and (site.name in hulls or id(site.module) in taken)]
-    frozen = frozen_sites(model, chosen)
     _check_loops(affected, hulls)
     for owner, methods in _new_methods(affected):
         rewrite(owner, methods)
@@ -47,8 +44,6 @@ def swap(model: nn.Module, sites: Sequence[Site], hulls: Mapping[str, Hull]) -> 
         if hull is not None:
             _prepare(hull, site, first=id(site.module) not in hooked)
             hooked.add(id(site.module))
-            if site.name in frozen:
-                hull.requires_grad_(False)
         for slot in site.slots:
             slot.put(hull or site.module)  # type: ignore[arg-type]  # a module of which other calls get hulls
     _disable_fast_paths(model)

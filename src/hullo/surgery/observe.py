@@ -52,7 +52,6 @@ class Call:
         made: the shape of what that module has computed.
         run: the mode, and the number of the forward of the owner.
         shape: the shape of the input.
-        overwrites: whether it overwrites its input.
         method: the method that the code belongs to.
         together: whether all calls by this expression share a hull, also in a loop.
     """
@@ -70,7 +69,6 @@ class Call:
     made: tuple[int, ...]
     run: tuple[str, int]
     shape: tuple[int, ...]
-    overwrites: bool
     method: Method | None
     together: bool = False
 
@@ -167,7 +165,7 @@ class Observer(TorchFunctionMode):
             self._inside -= 1
             if output is None or isinstance(module, (Hull, GatedHull)):
                 return  # it has raised an error, or is no activation to replace
-            self._record(type(module).__name__, running.reading, module, running.x, output is running.x)
+            self._record(type(module).__name__, running.reading, module, running.x)
         elif running.sample is not None and isinstance(output, Tensor):
             self._read_own(running, output)
         if module._parameters and not isinstance(module, Hull):
@@ -192,14 +190,14 @@ class Observer(TorchFunctionMode):
         self._inside -= 1
         if is_same:
             del self.calls[running.start :]
-            self._record(type(module).__name__, reading, module, x, output is x)
+            self._record(type(module).__name__, reading, module, x)
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if isinstance(function, torch._ops.OpOverload) and not self._inside:
             name = function._schema.name.removeprefix("aten::").removesuffix("_")
             if name in NAMES:
-                self._record(name, Reading(None, IN_SCRIPT), None, args[0], False)
+                self._record(name, Reading(None, IN_SCRIPT), None, args[0])
         if self._inside or not name_of(function):
             return function(*args, **kwargs)
         x = args[0] if args else kwargs.get("input")
@@ -210,12 +208,10 @@ class Observer(TorchFunctionMode):
             result = function(*args, **kwargs)
         finally:
             self._inside -= 1
-        self._record(name_of(function), read_call(function, args, kwargs), None, x, result is x)
+        self._record(name_of(function), read_call(function, args, kwargs), None, x)
         return result
 
-    def _record(
-        self, what: str, reading: Reading, callee: nn.Module | None, x: Tensor | None, overwrites: bool
-    ) -> None:
+    def _record(self, what: str, reading: Reading, callee: nn.Module | None, x: Tensor | None) -> None:
         self._inside += 1
         try:
             callee = callee if id(callee) in self.members else None  # one that the code makes is like a function
@@ -258,7 +254,6 @@ class Observer(TorchFunctionMode):
                     made=self._made,
                     run=(self._mode, self._forward_of(owner)),
                     shape=() if x is None else tuple(x.shape),
-                    overwrites=overwrites,
                     method=None if owner is None or code is None else method_of(type(owner), code),
                 )
             )

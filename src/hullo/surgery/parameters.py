@@ -54,24 +54,24 @@ def parameter_groups(
         raise TypeError("parameter_groups needs lr, the learning rate, or groups that have one")
     coefficients = coefficient_parameters(model)
     own = {id(parameter) for parameter in coefficients}
-    common: Group = {} if lr is None else {"lr": lr}
     if groups is None:
-        split: dict[bool, list[nn.Parameter]] = {False: [], True: []}
-        for parameter in (parameter for parameter in model.parameters() if id(parameter) not in own):
-            split[bool(weight_decay) and parameter.dim() - dims_of_members <= 1].append(parameter)
         decay = {} if weight_decay is None else {"weight_decay": weight_decay}
-        given = [{"params": split[False], **common, **decay}, {"params": split[True], **common, "weight_decay": 0.0}]
-        moved = [{"params": coefficients, **common}]
+        weights = [{"params": list(model.parameters()), **decay}]
+        if weight_decay:
+            small = {id(p) for p in model.parameters() if p.dim() - dims_of_members <= 1} - own
+            others = _only(weights[0], lambda p: id(p) not in small)
+            weights = [others, {**_only(weights[0], lambda p: id(p) in small), "weight_decay": 0.0}]
     else:
-        given = [common | group for group in _as_groups(groups)]
-        moved = [_only(group, lambda p: id(p) in own) for group in given]
-        given = [_only(group, lambda p: id(p) not in own) for group in given]
-        if any(p.requires_grad for p in coefficients) and not any(group["params"] for group in moved):
-            warnings.warn(
-                "the given parameters have no coefficients, which an optimizer of them does not train; give "
-                "model.parameters(), listed after replace_activations, or add hullo.coefficient_parameters(model)",
-                stacklevel=2,
-            )
+        weights = _as_groups(groups)
+    given = [group if lr is None else {"lr": lr, **group} for group in weights]
+    moved = [_only(group, lambda p: id(p) in own) for group in given]
+    given = [_only(group, lambda p: id(p) not in own) for group in given]
+    if any(p.requires_grad for p in coefficients) and not any(group["params"] for group in moved):
+        warnings.warn(
+            "the given parameters have no coefficients, which an optimizer of them does not train; give "
+            "model.parameters(), listed after replace_activations, or add hullo.coefficient_parameters(model)",
+            stacklevel=2,
+        )
     for group in (group for group in moved if group["params"]):
         if "lr" in group:
             group["lr"] = group["lr"] * coefficient_lr_scale  # a tensor stays as it is

@@ -87,15 +87,15 @@ def replace_activations(
         parametrization: how raw parameters become coefficients, as in :class:`hullo.AffineHull`.
         share: which sites share a hull: ``"model"`` all of them, or those for which a function of a
             :class:`hullo.surgery.Site` returns the same value; None for no sharing. Sites with different functions or
-            numbers of groups never share a hull, nor do frozen and other sites.
+            numbers of groups never share a hull.
         inner_scale: learn a scale of the input, as in :class:`hullo.AffineHull`.
         example_inputs: arguments of the model, as a tensor, a tuple or a dict; or a function of the model that runs
             whatever is to be observed, as in ``lambda m: (m.training_step(batch, 0), m.generate(z))``.
         compare: whether to prove the swap. If not, the model runs only to be observed.
 
     Returns:
-        The model. The attribute `replaced` of each hull names the replaced activation. In a module whose parameters are
-        all frozen, the hull is frozen, unless the whole model is.
+        The model. The attribute `replaced` of each hull names the replaced activation. Hulls are trainable, also in a
+        model whose weights are frozen.
 
     Raises:
         ValueError: nothing can be replaced, or an argument does not fit the model.
@@ -132,7 +132,6 @@ def _swap_modules(model: nn.Module, choice: Choice, recipe: Recipe) -> None:
     """Replace modules, without running the model."""
     sites = module_sites(model)
     chosen = choice.select(sites, "; " + NO_INPUTS)
-    shared = {site.name: site.name for site in chosen}
     if twice := called_twice(chosen):
         warnings.warn(
             f"the code calls {', '.join(twice)} in several places, which share a hull; with example_inputs, each gets "
@@ -140,7 +139,7 @@ def _swap_modules(model: nn.Module, choice: Choice, recipe: Recipe) -> None:
             stacklevel=3,
         )
     swap(model, sites, recipe.make(model, chosen))
-    keep(model, sites, shared)
+    keep(model, sites, {site.name for site in chosen})
 
 
 def _swap_observed(
@@ -170,11 +169,8 @@ def _swap_observed(
                 raise
             for unit, error in blamed:
                 for call in (call for site in unit for call in site.calls):
-                    kind = ", which does not overwrite its input," if call.overwrites else ""
-                    call.reading = Reading(call.reading.known, f"a hull{kind} cannot replace it: {error}")
-    keep(model, sites, hulls)
-    for hull in hulls.values():
-        vars(hull)["compared"] = comparison.modes if compare else ""
+                    call.reading = Reading(call.reading.known, f"a hull cannot replace it: {error}")
+    keep(model, sites, hulls, comparison.modes if compare else "")
     return True
 
 

@@ -41,10 +41,10 @@ class Site:
     module: nn.Module | None = None
     place: str = ""
     reason: str = ""
-    reading: Reading = field(default_factory=lambda: Reading(None))
-    calls: Sequence[Call] = ()
-    slots: Sequence[Slot] = ()
-    edited: Sequence[Call] = ()  # one call for each expression that is changed to call the hull
+    reading: Reading = field(default_factory=lambda: Reading(None), repr=False)
+    calls: Sequence[Call] = field(default=(), repr=False)
+    slots: Sequence[Slot] = field(default=(), repr=False)
+    edited: Sequence[Call] = field(default=(), repr=False)  # one for each expression that is changed to call the hull
 
     @property
     def known(self) -> Known:

@@ -15,19 +15,21 @@ from hullo.surgery.sites import Site, named_hulls
 from hullo.surgery.state import Inputs
 
 KEPT = "_hullo_kept"
-"""Name of the attribute of a swapped model that lists what was not replaced: name, function, place and reason."""
+"""Name of the attribute of a swapped model that holds the modes in which it was compared, and what was not replaced."""
 
 
 @dataclass(frozen=True, eq=False)
 class Summary:
     """The `hulls` of a model by name, and the sites that are `not_replaced`; prints as two tables.
 
-    Of a hull at several sites, `hulls` has the first, and `shared` maps the names of the others to it.
+    Of a hull at several sites, `hulls` has the first, and `shared` maps the names of the others to it. `compared` names
+    the modes in which the last swap was compared with the model before.
     """
 
     hulls: dict[str, Hull]
     not_replaced: tuple[Site, ...]
     shared: dict[str, str] = field(default_factory=dict)
+    compared: str = ""
 
     def __str__(self) -> str:
         replaced: list[tuple[str, str, str, str]] = []
@@ -48,8 +50,10 @@ class Summary:
             parts.append(_table(("not replaced", "function", "why"), not_replaced))
         if counts := count_mentions(self.not_replaced):
             parts.append(f"the source also calls functions: {counts}; example_inputs= finds them")
-        if swapped := {name: hull for name, hull in self.hulls.items() if hasattr(hull, "replaced")}:
-            parts.append(_comparison(swapped))
+        if is_swapped and self.compared:
+            parts.append(f"same outputs as the original model in {self.compared} mode")
+        elif is_swapped:
+            parts.append("not compared with the original model (give example_inputs to replace_activations)")
         return "\n\n".join(parts) or "no hulls, and no activations were found"
 
     __repr__ = __str__
@@ -72,7 +76,7 @@ def summary(model: nn.Module, *, example_inputs: Inputs | None = None) -> Summar
         not replaced  function  why
         3             sigmoid   replaced only if named in functions
         <BLANKLINE>
-        not compared with the original model: all hulls (give example_inputs to replace_activations)
+        not compared with the original model (give example_inputs to replace_activations)
     """
     hulls = named_hulls("summary", model)
     first = {hull: name for name, hull in hulls.items()}
@@ -81,12 +85,12 @@ def summary(model: nn.Module, *, example_inputs: Inputs | None = None) -> Summar
         for name, module in model.named_modules(remove_duplicate=False)
         if isinstance(module, Hull) and name != first[module]
     }
-    kept = vars(model).get(KEPT)
-    if kept is not None and example_inputs is None:
-        sites = [Site(name, function, None, place, reason) for name, function, place, reason in kept]
+    compared, left = vars(model).get(KEPT, ("", None))
+    if left is not None and example_inputs is None:
+        sites = [Site(name, function, None, place, reason) for name, function, place, reason in left]
     else:
         sites = _find(model, default_inputs(model) if example_inputs is None else example_inputs, example_inputs)
-    return Summary(hulls, tuple(sites), shared)
+    return Summary(hulls, tuple(sites), shared, compared)
 
 
 def _find(model: nn.Module, inputs: Inputs | None, given: Inputs | None) -> list[Site]:
@@ -99,10 +103,11 @@ def _find(model: nn.Module, inputs: Inputs | None, given: Inputs | None) -> list
     return module_sites(model)
 
 
-def keep(model: nn.Module, sites: Iterable[Site], replaced: Collection[str]) -> None:
-    """Store with a model which sites were not replaced, and why, as plain text."""
+def keep(model: nn.Module, sites: Iterable[Site], replaced: Collection[str], compared: str = "") -> None:
+    """Store with a model which sites were not replaced, and why, as plain text, and in which modes it was compared."""
     left = [site for site in sites if site.reason or site.name not in replaced]
-    vars(model)[KEPT] = tuple((site.name, site.function, site.place, _why(site, True)) for site in left)
+    texts = tuple((site.name, site.function, site.place, _why(site, True)) for site in left)
+    vars(model)[KEPT] = compared, texts
 
 
 def why_not_replaced(site: Site, is_swapped: bool) -> str:
@@ -116,20 +121,6 @@ def _why(site: Site, is_swapped: bool) -> str:
     if site.known.family in AMBIGUOUS:
         return "replaced only if named in functions"
     return "not selected by where or functions" if is_swapped else "would be replaced"
-
-
-def _comparison(hulls: dict[str, Hull]) -> str:
-    """Report for which hulls the outputs of the model were compared."""
-    compared = {name: getattr(hull, "compared", "") for name, hull in hulls.items()}
-    parts = []
-    for modes in dict.fromkeys(compared.values()):
-        names = [name for name in compared if compared[name] == modes]
-        which = "all hulls" if len(names) == len(hulls) else ", ".join(names)
-        if modes == "":
-            parts.append(f"not compared with the original model: {which} (give example_inputs to replace_activations)")
-        else:
-            parts.append(f"same outputs as the original model in {modes} mode: {which}")
-    return "\n".join(parts)
 
 
 def _coefficients(hull: Hull) -> str:
