@@ -304,6 +304,23 @@ class Bound(Base):
         return self.second(self.b(self.first(self.a(x))))
 
 
+class First(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.a(x))
+
+
+class Second(First):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(super().forward(x))
+
+
+class Third(Second):
+    """Three generations, each of which is rewritten and calls the next."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(super().forward(x)) + super(Second, self).forward(x)
+
+
 # The model, its inputs, the hulls, and words of the reason for what is left.
 CASES: dict[type[nn.Module], tuple[Any, list[str], str]] = {
     CallsScript: (X, ["b_tanh"], "scripted code calls it"),
@@ -330,6 +347,7 @@ CASES: dict[type[nn.Module], tuple[Any, list[str], str]] = {
     Guarded: (X, ["a_relu"], ""),
     Chain: (X, ["a_relu", "a_tanh"], ""),
     Bound: (X, ["a_relu", "b_gelu"], ""),
+    Third: (X, ["a_gelu", "a_relu", "a_tanh"], ""),
     Lambdas: (X, ["a_relu.0", "a_relu.1"], ""),
     Table: (X, ["a_leaky_relu", "a_relu", "a_tanh"], ""),
 }

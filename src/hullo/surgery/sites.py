@@ -268,8 +268,8 @@ def why_not_edited(call: Call) -> str:
     name = method[2].__qualname__
     try:
         node = call_at(parse(method[2]), call.position)
-    except LookupError:
-        return f"its calls must be changed, but the source of {name} is unavailable"
+    except LookupError as error:
+        return f"its calls must be changed, but {name} {error}"
     if node is None or (isinstance(node.func, ast.Name) and hasattr(builtins, node.func.id)):
         return f"its calls must be changed, but {name} makes them through another function, such as map"
     if input_of(node, call.argument) is None:

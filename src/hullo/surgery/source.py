@@ -94,10 +94,10 @@ def parse(function: types.FunctionType) -> ast.FunctionDef:
         text = inspect.getsource(function.__code__)  # of a decorator, not of what it wraps
         tree = ast.parse(f"if True:\n{text}" if text[:1].isspace() else text)
     except (OSError, TypeError, SyntaxError, ValueError) as error:
-        raise LookupError("its source code is unavailable") from error
+        raise LookupError("has no source code") from error
     node = tree.body[0].body[0] if isinstance(tree.body[0], ast.If) else tree.body[0]
     if not isinstance(node, ast.FunctionDef):
-        raise LookupError("it is not a plain function")
+        raise LookupError("is not a plain function")
     first = min([node.lineno, *(item.lineno for item in node.decorator_list)])
     ast.increment_lineno(node, function.__code__.co_firstlineno - first)
     return node

@@ -176,14 +176,17 @@ class _Unregistered:
 class _Derived(type):
     """The metaclass of derived classes. It pickles them as what they are made of, since no module contains them.
 
-    Methods are found in `_Unregistered` first. It is not the first base: instances have the layout of that.
+    Methods are found in `_Unregistered` first, and those of a class between just before those of its parent.
     """
 
     _hullo_written: tuple[type, tuple[NewMethod, ...]]
 
     def mro(cls) -> list[type]:
-        first, *others = super().mro()
-        return [first, _Unregistered, *(other for other in others if other is not _Unregistered)]
+        original, *between = cls.__bases__
+        order = [cls, _Unregistered]
+        for parent in original.__mro__:
+            order += [*(item for item in between if origin_of(item) is parent), parent]
+        return order
 
 
 def _metaclass(cls: type) -> type[_Derived]:
@@ -208,7 +211,7 @@ def derived(cls: type, methods: tuple[NewMethod, ...]) -> type[nn.Module]:
         functions = functions_in(value)
         function = _decorated(value, {functions[n]: _rewrite(functions[n], text) for n, text in changed.items()}, {})
         spaces[home] |= dict.fromkeys([key for key, other in vars(home).items() if other is value], function)
-    parents = sorted((home for home in spaces if home is not cls), key=cls.__mro__.index)
+    parents = [home for home in spaces if home is not cls]
     between = [type(home)(home.__name__, (_Unregistered, home), spaces[home]) for home in parents]
     space = {"_hullo_written": (cls, methods), "__doc__": cls.__doc__} | spaces[cls]
     space |= {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
