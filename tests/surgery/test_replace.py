@@ -134,7 +134,7 @@ BAD: list[tuple[Callable[[], object], dict[str, object], type[Exception], str]] 
     (lambda: "model", {}, TypeError, "not a str"),
     (lambda: nn.ReLU, {}, TypeError, "not a type; give the model itself"),
     (lambda: nn.Sequential(nn.ReLU()), {"where": 1}, TypeError, "where=1: give patterns"),
-    (lambda: nn.Sequential(nn.ReLU()), {"where": ["0", 1]}, TypeError, r"where=\['0', 1\]: give patterns"),
+    (lambda: nn.Sequential(nn.ReLU()), {"where": ["x", 1]}, TypeError, r"where=1: give patterns"),
     (lambda: nn.Sequential(nn.GELU()), {"functions": ["relu"]}, ValueError, r"0 \(gelu\): excluded by functions=\['re"),
     (lambda: nn.Sequential(nn.Hardshrink()), {}, ValueError, "not in the catalogue, or has parameters"),
     (lambda: nn.Sequential(nn.ReLU()), {"where": "x*"}, ValueError, r"where='x\*' .*1 sites: 0"),

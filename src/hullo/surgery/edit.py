@@ -18,7 +18,7 @@ from hullo.surgery.prove import Comparison
 from hullo.surgery.sites import Site, Slot, input_of
 from hullo.surgery.source import Method, call_at, functions_in, loops_around, parse
 from hullo.surgery.state import Snapshot
-from hullo.surgery.write import NewMethod, origin_of, rewrite
+from hullo.surgery.write import NewMethod, PerIteration, origin_of, rewrite
 
 _HOOKS = [name for name in vars(nn.Identity()) if name.startswith(("_forward_", "_backward_", "_is_full_backward"))]
 
@@ -103,33 +103,33 @@ def _edit(function: types.FunctionType, calls: Sequence[tuple[Call, Slot]]) -> s
 
 
 def learn_iterations(model: nn.Module, sites: Sequence[Site], comparison: Comparison) -> list[Site]:
-    """Find out which iterations of loops call which hull, by running the model with hulls; fill `turns` of the slots.
+    """Find out which iterations of loops call which hull, by running the model with hulls, and note it.
 
     Returns:
         The sites of expressions around which no loop decides.
     """
-    by_loop: dict[int, list[Site]] = defaultdict(list)
+    by_loop: dict[PerIteration, list[Site]] = defaultdict(list)
     for site in sites:
-        if site.slots and site.slots[0].key:
-            by_loop[id(site.slots[0].turns)].append(site)
-    seen: dict[int, list[tuple[tuple[int, ...], str]]] = {number: [] for number in by_loop}
+        if site.slots and site.slots[0].container is not None:
+            by_loop[site.slots[0].container].append(site)
+    seen: dict[PerIteration, list[tuple[tuple[int, ...], str]]] = {loop: [] for loop in by_loop}
     before = Snapshot(model)
     try:
         if by_loop:
             swap(model, sites, Recipe().make(model, [site for own in by_loop.values() for site in own]))
-        for number, own in by_loop.items():
+        for loop, own in by_loop.items():
             keys = {id(call): site.slots[0].key for site in own for call in site.calls}
             expected = [keys[id(call)] for call in comparison.calls if id(call) in keys]
-            own[0].slots[0].turns.record = _recorder(expected, seen[number])
+            loop.record = _recorder(expected, seen[loop])
         for mode in comparison.expected if by_loop else ():
             comparison.run_changed(model, mode, differentiate=False)
     except RuntimeError:
         pass  # found again in the proof
     finally:
         before.restore()
-        for own in by_loop.values():
-            own[0].slots[0].turns.record = None
-    return [site for number, own in by_loop.items() if not own[0].slots[0].turns.learn(seen[number]) for site in own]
+        for loop in by_loop:
+            loop.record = None
+    return [site for loop, own in by_loop.items() if not loop.learn(seen[loop]) for site in own]
 
 
 def _recorder(expected: list[str], seen: list[tuple[tuple[int, ...], str]]) -> Callable[[tuple[int, ...]], str]:

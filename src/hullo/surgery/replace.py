@@ -253,18 +253,15 @@ class Choice:
     """Select sites by `where` and `functions`; `hulls` are the names of those that the model has already."""
 
     def __init__(self, where: Where, functions: Iterable[str] | None, hulls: Sequence[str]) -> None:
-        self._where, self._functions, self._hulls = where, functions, hulls
+        is_list = isinstance(where, Iterable) and not isinstance(where, (str, type))
+        self._where: Where = list(where) if is_list else where  # type: ignore[arg-type]  # it is read once per site
+        self._functions, self._hulls = functions, hulls
         self._families, self._members = _read_functions(functions)
-        self._choices = _read_choices(where)
 
     def select(self, sites: Sequence[Site], hint: str = "") -> list[Site]:
         """Return the chosen sites; raise ValueError, with a hint, if there are none."""
         replaceable = [site for site in sites if not site.reason and self._has_function(site)]
-        chosen = [
-            site
-            for site in replaceable
-            if self._choices is None or any(_matches(site, choice) for choice in self._choices)
-        ]
+        chosen = [site for site in replaceable if _is_chosen(site, self._where)]
         if not chosen and replaceable:
             raise ValueError(
                 f"where={self._where!r} matches none of {len(replaceable)} sites: "
@@ -315,21 +312,20 @@ def _read_functions(given: Iterable[str] | None) -> tuple[set[str], set[str]]:
     return families, members
 
 
-def _read_choices(where: Where) -> list[Selector] | None:
-    """Return what `where` selects as a list; None for all sites."""
-    if where is None:
-        return None
-    given = list(where) if isinstance(where, Iterable) and not isinstance(where, (str, type)) else [where]
-    for choice in given:
-        if not (isinstance(choice, str) or callable(choice)):
-            raise TypeError(
-                f"where={where!r}: give patterns of names such as 'encoder.*', types of modules, or a function of a "
-                "hullo.surgery.Site"
-            )
-    return given
-
-
-def _matches(site: Site, choice: Selector) -> bool:
-    if isinstance(choice, str):
-        return fnmatch.fnmatchcase(site.name, choice)
-    return isinstance(site.module, choice) if isinstance(choice, type) else bool(choice(site))
+def _is_chosen(site: Site, where: Where) -> bool:
+    """Return whether `where` selects a site."""
+    match where:
+        case None:
+            return True
+        case str():
+            return fnmatch.fnmatchcase(site.name, where)
+        case type():
+            return isinstance(site.module, where)
+        case Iterable():
+            return any(_is_chosen(site, choice) for choice in where if choice is not None)
+    if not callable(where):
+        raise TypeError(
+            f"where={where!r}: give patterns of names such as 'encoder.*', types of modules, a function of a "
+            "hullo.surgery.Site, or a list of these"
+        )
+    return bool(where(site))

@@ -18,7 +18,7 @@ from hullo.modules import Hull
 from hullo.recognition.known import Known, Reading
 from hullo.surgery.observe import Call
 from hullo.surgery.source import call_at, parse
-from hullo.surgery.write import PerIteration, Turns, why_not_rewritten
+from hullo.surgery.write import PerIteration, why_not_rewritten
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _ONE_MODE = "training and evaluation mode call other activations here, and which of them answer each other is not clear"
@@ -60,16 +60,14 @@ class Slot:
     parent: nn.Module
     name: str
     key: str = ""
-    turns: Turns = field(default_factory=Turns)
+    container: PerIteration | None = None
 
     def put(self, module: nn.Module) -> None:
         """Store a module here."""
-        if self.key:
-            existing = self.parent._modules.get(self.name)
-            container = existing if isinstance(existing, PerIteration) else PerIteration(self.turns)
-            container[self.key] = module
-            module = container
-        self.parent._modules[self.name] = module
+        if self.container is not None:
+            self.container[self.key] = module
+            self.container.training = self.parent.training
+        self.parent._modules[self.name] = module if self.container is None else self.container
 
 
 Group = list[Call]  # the calls that share a hull
@@ -149,7 +147,7 @@ class Planner:
                 self.of_module[callee].append(group)
             for spot in dict.fromkeys(call.spot for call in group):
                 self.of_spot[spot].append(group)
-        self.containers: dict[Hashable, tuple[nn.Module, str, Turns]] = {}
+        self.containers: dict[Hashable, tuple[nn.Module, str, PerIteration]] = {}
         self.new_names: set[tuple[int, str]] = set()
 
     def sites(self) -> list[Site]:
@@ -201,9 +199,9 @@ class Planner:
             if call.spot not in self.containers:
                 keeps = bool(own) and len(self.of_module[id(module)]) == len(in_loop)
                 name = own[0] if keeps else self._new_name(owner, own[0] if own else _stem(call))
-                self.containers[call.spot] = owner, name, Turns()
-            owner, name, turns = self.containers[call.spot]
-            return [Slot(owner, name, str(index), turns)], firsts
+                self.containers[call.spot] = owner, name, PerIteration()
+            owner, name, container = self.containers[call.spot]
+            return [Slot(owner, name, str(index), container)], firsts
         if reused := self._reused(group):
             return reused, [item for item in firsts if id(item.callee) not in self.registered]
         stem = _stem(call)

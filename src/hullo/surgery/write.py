@@ -16,7 +16,7 @@ import types
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from torch import nn
@@ -123,47 +123,40 @@ def why_not_rewritten(cls: type, method: Method) -> str:
     return ""
 
 
-@dataclass
-class Turns:
-    """Hold which of the loops around a call decide, and the name of the hull for each of their iterations.
+class PerIteration(nn.ModuleDict):
+    """Hold the hulls that a call in loops goes to.
 
-    While a model runs to find that out, `record` is told the iterations of each call, and names its hull.
+    `loops` are those of the loops around the call that decide, and `names` the hulls for their iterations. While a
+    model runs to find these out, `record` is told the iterations of each call, and names its hull.
     """
 
-    loops: list[int] = field(default_factory=list)
-    hulls: dict[tuple[int, ...], str] = field(default_factory=dict)
-    record: Callable[[tuple[int, ...]], str] | None = None
+    def __init__(self) -> None:
+        super().__init__()
+        self.loops: list[int] = []
+        self.names: dict[tuple[int, ...], str] = {}
+        self.record: Callable[[tuple[int, ...]], str] | None = None
 
     def learn(self, seen: Sequence[tuple[tuple[int, ...], str]]) -> bool:
         """Choose the loops that decide which hull was called in which iterations; return whether there are any."""
         depth = len(seen[0][0]) if seen else 0
         for self.loops in [*([n] for n in reversed(range(depth))), list(range(depth))]:
             names = {(tuple(iterations[n] for n in self.loops), name) for iterations, name in seen}
-            self.hulls = dict(names)
-            if self.loops and len(self.hulls) == len(names):
+            self.names = dict(names)
+            if self.loops and len(self.names) == len(names):
                 return True
         return False
 
-
-class PerIteration(nn.ModuleDict):
-    """Hold the hulls that a call in loops goes to."""
-
-    def __init__(self, turns: Turns) -> None:
-        super().__init__()
-        self.turns = turns
-
     def at(self, *iterations: int) -> nn.Module:
         """Return the hull for an iteration of each loop around the call."""
-        turns = self.turns
-        if turns.record is not None:
-            return self[turns.record(iterations)]
-        key = tuple(iterations[n] for n in turns.loops)
-        if key not in turns.hulls:
+        if self.record is not None:
+            return self[self.record(iterations)]
+        key = tuple(iterations[n] for n in self.loops)
+        if key not in self.names:
             raise KeyError(
-                f"iteration {', '.join(map(str, key))} of a loop that had {len(turns.hulls)} iterations when "
+                f"iteration {', '.join(map(str, key))} of a loop that had {len(self.names)} iterations when "
                 "activations were replaced; set the number of iterations first, then replace the activations"
             )
-        return self[turns.hulls[key]]
+        return self[self.names[key]]
 
 
 class _Unregistered:
