@@ -28,6 +28,28 @@ def test_product_and_gradients_are_correct(hull: type[hullo.Hull], parametrizati
         torch.testing.assert_close(one, other)
 
 
+def test_repeated_calls_follow_the_parameters() -> None:
+    """Also those of a parametrization of a user's own, whose coefficients are computed before the kernel."""
+    own = hullo.parametrizations.Parametrization(
+        "own", lambda r: r.square() / r.square().sum(-1, keepdim=True), torch.sqrt
+    )
+    gate, up = torch.randn(2, 6, device=DEVICE, requires_grad=True), torch.randn(2, 6, device=DEVICE)
+    for parametrization in (own, "projection", "softmax"):
+        act = hullo.ConvexHull("relu", "tanh", init=[0.3, 0.7], parametrization=parametrization).to(DEVICE)
+        gated = hullo.GatedHull(act)
+        for _ in range(5):
+            found, expected = (
+                gated(gate, up),
+                hullo.combine(gate, act.coefficients, act.bases, backend="reference") * up,
+            )
+            torch.testing.assert_close(found, expected)
+            pairs = zip(*(torch.autograd.grad(y.sum(), (gate, act.raw)) for y in (found, expected)), strict=True)
+            for one, other in pairs:
+                torch.testing.assert_close(one, other)
+            with torch.no_grad():
+                act.raw.mul_(torch.tensor([1.3, 0.9], device=DEVICE))
+
+
 def test_second_derivatives_are_correct() -> None:
     act = hullo.LinearHull("tanh", "silu", "sin", dtype=torch.float64)
     gate, up = (torch.randn(3, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import hullo
 import oracle
 
-NAMES = st.lists(st.sampled_from(["identity", "relu", "tanh", "sin", "hardtanh", "unit_gelu"]), min_size=1, unique=True)
+NAMES = st.lists(st.sampled_from(["identity", "relu", "tanh", "hardtanh", "unit_gelu"]), min_size=1, unique=True)
 
 
 @st.composite
@@ -49,7 +49,7 @@ def test_is_monotone_iff_nondecreasing(combination: tuple[list[float], list[str]
 @given(combinations())
 @example(([1.0], ["relu"]))
 @example(([1.0, 2.0], ["identity", "relu"]))
-@example(([2.0, -1.0], ["sin", "tanh"]))
+@example(([2.0, -1.0], ["arctan", "tanh"]))
 def test_approximates_identity_iff_first_order_equal(combination: tuple[list[float], list[str]]) -> None:
     x = torch.tensor([-1e-6, 1e-6], dtype=torch.float64)
     error = ((oracle.combine(x, torch.tensor(combination[0], dtype=torch.float64), combination[1]) - x) / x).abs().max()

@@ -19,16 +19,17 @@ MEMBERS = [
     *hullo.list_bases(), "leaky_relu(0.2)", "leaky_relu(-0.5)", "leaky_relu(2)", "elu(0.5)", "elu(2)", "celu(0.3)",
     "celu(2)", "softplus(3)", "unit_softplus(3)", "sin(30)", "snake(0.5)",
 ]  # fmt: skip
-WAVES = dict.fromkeys(["sin", "sin(30)", "snake", "snake(0.5)"], "wave")  # of which one may be in a combination
+WAVES = ["sin", "sin(30)", "snake", "snake(0.5)"]
+NO_WAVES = [name for name in MEMBERS if name not in WAVES]
 large = st.floats(-1e3, 1e3).filter(lambda c: c == 0 or abs(c) > 1e-6)  # a search sees no smaller slope
 numbers = st.floats(-3, 3).map(lambda c: round(c, 3)) | large | st.sampled_from([-1.0, 1.0, 1e-3, -1e-3])
 
 
 @st.composite
 def combinations(draw: st.DrawFn) -> tuple[list[float], list[str]]:
-    names = draw(
-        st.lists(st.sampled_from(MEMBERS), min_size=1, max_size=5, unique_by=lambda name: WAVES.get(name, name))
-    )
+    names = draw(st.lists(st.sampled_from(NO_WAVES), min_size=1, max_size=5, unique=True))
+    if draw(st.booleans()):  # a wave beside constant slopes
+        names = [draw(st.sampled_from(WAVES)), *draw(st.sampled_from([[], ["identity"], ["constant", "identity"]]))]
     return draw(st.lists(numbers, min_size=len(names), max_size=len(names))), names
 
 
@@ -73,12 +74,8 @@ def grows(coefficients: list[float], names: list[str]) -> float:
 @given(combinations().filter(lambda combination: independent(combination[1])))
 @example(([-0.02, 1.01991, 9e-5], ["asinh", "arctan", "identity"]))
 @example(([1.0, -1.0], ["identity", "tanh"]))
-@example(([0.5, 0.7, -0.2], ["sin", "asinh", "softsign"]))
 @example(([-1e3, 1e-3], ["relu2", "relu3"]))  # the least slope is far out
-@example(([1.0, -1.0, 2.0], ["sin(30)", "relu3", "relu2"]))
 @example(([0.6, -1.0, 0.4], ["hardsigmoid", "hardswish", "unit_silu"]))  # two kinks at one point
-@example(([2.0, 9.0, -2.0], ["unit_softplus(3)", "sin(30)", "elu"]))  # several valleys of nearly the same depth
-@example(([2.0, 22.0, -2.0], ["celu(2)", "sin(30)", "elu"]))
 def test_bounds_hold_and_are_attained(combination: tuple[list[float], list[str]]) -> None:
     coefficients, names = combination
     scale = largest_slope(coefficients, [hullo.get_base(name) for name in names])
@@ -188,11 +185,10 @@ def test_rounding_errors_are_not_decreases(coefficients: list[float], expected: 
     assert hullo.is_monotone(coefficients, ["identity", "tanh"]) is expected
 
 
-@pytest.mark.parametrize("name", MEMBERS)
+@pytest.mark.parametrize("name", NO_WAVES)
 def test_slopes_turn_nowhere_else(name: str) -> None:
     base = hullo.get_base(name)
-    waves = [base.turns[0] + n * base.period for n in range(-20, 20)] if base.period else []
-    edges = sorted(waves or {-35.0, 35.0, *base.kinks, *base.turns})
+    edges = sorted({-35.0, 35.0, *base.kinks, *base.turns})
     for low, high in itertools.pairwise(edges):
         x = torch.linspace(low + 1e-9, high - 1e-9, 20_001, dtype=torch.float64)
         steps = base.derivative(x).diff()
@@ -201,6 +197,12 @@ def test_slopes_turn_nowhere_else(name: str) -> None:
     for turn in base.turns:  # where slopes are the same on both sides
         before, after = base.derivative(torch.tensor([turn - 1e-5, turn + 1e-5], dtype=torch.float64)).tolist()
         assert before == pytest.approx(after, abs=1e-11 * max(map(abs, base.slope_bounds)))
+
+
+@pytest.mark.parametrize("other", ["tanh", "relu", "relu2", "sin(2)", "snake"])
+def test_waves_beside_other_slopes_have_no_certain_bounds(other: str) -> None:
+    assert hullo.slope_bounds([0.2, 1.0], ["sin", other]) is None
+    assert hullo.is_monotone([-1.0, 0.01], ["sin", other]) is False
 
 
 @pytest.mark.parametrize(("slope", "expected"), [(1.44, True), (1.439, None), (1.438, False)])

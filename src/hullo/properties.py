@@ -32,7 +32,7 @@ def slope_bounds(
     The larger of their magnitudes is the Lipschitz constant. Both are certain, to 1e-7 of the largest slope that the
     coefficients and the slopes of the bases allow; for a base with unbounded slope, its slope at ±1 counts. They are
     unknown if a base of :func:`hullo.add_base` has a nonzero coefficient, since samples cannot bound its slope, and for
-    combinations of several waves, such as `sin` and `snake`.
+    combinations of a wave, `sin` or `snake`, with a base whose slope is not constant.
 
     >>> import hullo
     >>> hullo.slope_bounds([2.0, -1.0], ["identity", "tanh"])

@@ -63,7 +63,7 @@ def test_a_repeated_launch_is_that_of_tritons_runner(made: Launched) -> None:
 
 
 def test_tensors_that_are_not_aligned_are_compiled_for_anew(made: Launched) -> None:
-    run, apart = launch(made), torch.zeros(9)[1:]
+    run, apart = launch(made), torch.zeros(10)[2:]
     for tensors, starts in (((apart, TENSORS[1]), 1), (TENSORS, 2), ((apart, TENSORS[1]), 3), (TENSORS, 3)):
         run(*tensors)
         assert len(made.started) == starts

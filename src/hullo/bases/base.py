@@ -71,7 +71,7 @@ class Base:
         slope_bounds: the infimum and supremum of f' over the real line; of your own functions, over samples.
         kinks: where f' jumps.
         turns: where f' turns from rising to falling or back, other than at kinks; unknown for your own functions.
-        period: the distance between the turns of a wave, which has the first of them in `turns`; 0 for others.
+        is_wave: whether f' turns again and again, as that of sin; then `turns` is empty.
         formula: the text of f, for kernels and other frameworks; None for a Python function.
         is_certain: whether the slope bounds are proved, as in the catalogue; your own were measured at samples.
 
@@ -91,7 +91,7 @@ class Base:
     slope_bounds: tuple[float, float]
     kinks: tuple[float, ...] = ()
     turns: tuple[float, ...] = ()
-    period: float = 0.0
+    is_wave: bool = False
     formula: Formula | None = None
     is_certain: bool = True
 

@@ -28,14 +28,16 @@ def make_base(
     bounds: tuple[float, float] = (0.0, 1.0),
     kinks: tuple[float, ...] = (),
     turns: tuple[float, ...] = (),
-    period: float = 0.0,
+    is_wave: bool = False,
     is_smooth: bool = False,
 ) -> Base:
     """Return a base from its formula; `at_zero` is the value and the slopes at 0- and 0+."""
     formula = Formula(value, slope, is_smooth)
     differentiable = Formula(from_the_right(value), from_the_right(slope)) if is_smooth else formula
     written, slope_function = differentiable.functions(FUNCTIONS)
-    return Base(name, native or written, slope_function, at_zero[0], at_zero[1:], bounds, kinks, turns, period, formula)
+    return Base(
+        name, native or written, slope_function, at_zero[0], at_zero[1:], bounds, kinks, turns, is_wave, formula
+    )
 
 
 def add(*formula: Any, **facts: Any) -> None:
@@ -62,7 +64,7 @@ def _unit(raw: Base, **changes: Any) -> Base:
         "bounds": (low / right, high / right),
         "kinks": raw.kinks,
         "turns": raw.turns,
-        "period": raw.period,
+        "is_wave": raw.is_wave,
         "is_smooth": text.is_smooth,
     }
     return make_base(f"unit_{raw.name}", **(facts | changes))
@@ -136,8 +138,7 @@ def sin(frequency: float = 1.0) -> Base:
         lambda x: torch.sin(x if frequency == 1 else frequency * x),
         at_zero=(0.0, frequency, frequency),
         bounds=(-frequency, frequency),
-        turns=(0.0,),
-        period=math.pi / frequency,
+        is_wave=True,
     )
 
 
@@ -307,6 +308,5 @@ def snake(frequency: float = 1.0) -> Base:
         f"x + square(sin({frequency} * x)) * {1 / frequency!r}",
         f"1 + sin({2 * frequency} * x)",
         bounds=(0.0, 2.0),
-        turns=(math.pi / (4 * frequency),),
-        period=math.pi / (2 * frequency),
+        is_wave=True,
     )

@@ -7,8 +7,9 @@ combination. Slopes at points bound the extreme from the other side. Cells that 
 extreme one found are subdivided until none is left.
 
 Everything that does not depend on coefficients is cached per base, so most queries take a few matrix products. Beyond
-2^128 all slopes of the catalogue differ from their limits by less than 2^-128, except those that oscillate and those
-that grow without bound. Of the latter, the one that grows fastest decides which extreme is infinite.
+2^128 all slopes of the catalogue differ from their limits by less than 2^-128, except those of waves and those that
+grow without bound. Of the latter, the one that grows fastest decides which extreme is infinite. The slope of a wave
+turns too often: its bounds are known beside bases of constant slope, such as the identity, and unknown beside others.
 """
 
 from __future__ import annotations
@@ -31,9 +32,6 @@ _NEAR, _STEP = 16.0, 1 / 64  # cells of equal width near the origin ...
 _FAR, _PER_DOUBLING = 128, 8  # ... and, further out, of equal ratio, up to 2^128
 _PARTS = 8  # of a cell that is subdivided
 _MAX_CELLS = 2_000_000
-_PERIODS = (
-    1024  # of a wave on either side of the origin, at whose turns cells end; others may contain any of its slopes
-)
 _OUTSIDE = 2.0**100  # where bases that grow without bound are compared
 
 
@@ -50,15 +48,6 @@ class _Cells:
         """Return the first and last numbers inside each cell: its ends may be kinks."""
         infinity = torch.full_like(self.low, math.inf)
         return torch.nextafter(self.low, infinity), torch.nextafter(self.high, -infinity)
-
-    def points(self, wave: Base | None) -> Tensor:
-        """Return points inside each cell: near the ends, and the middle; of a wave also two turns near the middle."""
-        first, last = self.ends()
-        found = [first, self.middle, last]
-        if wave is not None:
-            turn = wave.turns[0] + ((self.middle - wave.turns[0]) / wave.period).round() * wave.period
-            found += [turn, turn + wave.period]
-        return torch.stack(found)
 
     def cut(self, chosen: Tensor) -> _Cells:
         """Return the chosen cells, each subdivided."""
@@ -84,16 +73,16 @@ def extremes(coefficients: Sequence[float], bases: Sequence[Base]) -> tuple[floa
     if not used:
         return None if used is None else (0.0, 0.0)
     resolved = tuple(item for _, item in used)
+    if any(item.is_wave for item in resolved):
+        apart = [item for item in resolved if item.slope_bounds[0] != item.slope_bounds[1]]
+        bounds = [(c * item.slope_bounds[0], c * item.slope_bounds[1]) for c, item in used]
+        return None if len(apart) > 1 else (sum(map(min, bounds)), sum(map(max, bounds)))
     unit = 2.0 ** (math.frexp(max(abs(c) for c, _ in used))[1] - 1)  # avoids overflow
     scaled = [c / unit for c, _ in used]
     sides, scale = _infinite_sides(scaled, resolved), largest_slope(scaled, resolved)
     weights = torch.tensor(scaled, dtype=torch.float64)
-    waves = {item for item in resolved if item.period}
-    if len(waves) > 1:  # their sum comes close to extremes that it may never reach
-        return None
-    wave = next(iter(waves), None)
-    edges = tuple(sorted({edge for item in resolved for edge in (*item.kinks, *_turns(item))}))
-    cells, enclosures, num_cells = _first_cells(edges), [_first_enclosure(item, edges, wave) for item in resolved], 0
+    edges = tuple(sorted({edge for item in resolved for edge in (*item.kinks, *item.turns)}))
+    cells, enclosures, num_cells = _first_cells(edges), [_first_enclosure(item, edges) for item in resolved], 0
     least = [min([math.inf, *(sign * side for side in sides)]) for sign in (1, -1)]  # of the slope, and of its negative
     while True:
         chosen = torch.zeros_like(cells.low, dtype=torch.bool)
@@ -109,7 +98,7 @@ def extremes(coefficients: Sequence[float], bases: Sequence[Base]) -> tuple[floa
         num_cells += len(cells.low)
         if num_cells > _MAX_CELLS or not bool(((cells.low < cells.middle) & (cells.middle < cells.high)).all()):
             return None
-        enclosures = [_enclose(item, cells, wave) for item in resolved]
+        enclosures = [_enclose(item, cells) for item in resolved]
 
 
 def least_slope(coefficients: Sequence[float], bases: Sequence[Base]) -> float:
@@ -152,26 +141,16 @@ def _lower_bounds(weights: Tensor, enclosures: list[_Enclosure]) -> Tensor:
     return torch.stack([c * (item.low if c > 0 else item.high) for c, item in pairs]).sum(0).nan_to_num(-math.inf)
 
 
-def _enclose(item: Base, cells: _Cells, wave: Base | None) -> _Enclosure:
-    """Return the bounds of a slope on cells without turns inside; of a wave also on those far from the origin."""
-    slopes = [item.derivative(end) for end in cells.ends()]
-    low, high = torch.minimum(*slopes), torch.maximum(*slopes)
-    if item.period:
-        is_near = cells.middle.abs() < (_PERIODS - 1) * item.period
-        low, high = low.where(is_near, item.slope_bounds[0]), high.where(is_near, item.slope_bounds[1])
-    return _Enclosure(low, high, item.derivative(cells.points(wave)))
-
-
-def _turns(item: Base) -> tuple[float, ...]:
-    """Return the turns of a slope; of a wave, those near the origin."""
-    if not item.period:
-        return item.turns
-    return tuple(item.turns[0] + n * item.period for n in range(-_PERIODS, _PERIODS + 1))
+def _enclose(item: Base, cells: _Cells) -> _Enclosure:
+    """Return the bounds of a slope on cells without turns inside, and the slopes at both ends and in the middle."""
+    first, last = map(item.derivative, cells.ends())
+    points = torch.stack([first, item.derivative(cells.middle), last])
+    return _Enclosure(torch.minimum(first, last), torch.maximum(first, last), points)
 
 
 @functools.lru_cache(maxsize=64)
-def _first_enclosure(item: Base, edges: tuple[float, ...], wave: Base | None) -> _Enclosure:
-    return _enclose(item, _first_cells(edges), wave)
+def _first_enclosure(item: Base, edges: tuple[float, ...]) -> _Enclosure:
+    return _enclose(item, _first_cells(edges))
 
 
 @functools.lru_cache(maxsize=8)
