@@ -1,12 +1,11 @@
-"""The rows that activations.py writes, and the tables and the chart generated from them."""
+"""The rows that activations.py writes, and the tables generated from them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from rows import number
@@ -18,18 +17,10 @@ LABELS = {
     "gelu": "GELU",
     "prelu": "PReLU",
     "plain": "hull, plain PyTorch",
-    "stacked": "hull, stacked",
     "compiled": "hull, torch.compile",
     "hullo": "hull, hullo",
     "hullo6": "six bases, hullo",
 }
-LOOKS: dict[str, dict[str, Any]] = {
-    "forward": {"color": "#0072B2", "marker": "o"},
-    "backward": {"color": "#D55E00", "marker": "s"},
-}
-SHIFT = 0.17
-TICKS = (0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 7.0, 10.0, 20.0, 30.0, 50.0, 70.0, 100.0, 200.0, 500.0, 1000.0)
-
 Lines = Iterator[Sequence[str]]
 
 
@@ -72,7 +63,6 @@ class ActivationRow(Environment):
     bandwidth_gb_s: float | None = None
     floor_ms: float | None = None
     held_bytes: int | None = None
-    peak_bytes: int | None = None
     kernels: int | None = None
 
     @property
@@ -173,55 +163,3 @@ def _microseconds(results: Results, case: Case, name: str) -> list[str]:
         for direction in ("forward", "backward")
         for value in (1e3 * results.get("median_ms", case, name, direction), results.gelus(case, name, direction))
     ]
-
-
-def draw_chart(rows: Sequence[ActivationRow], path: Path) -> None:
-    """Draw multiples of the bandwidth floor on the largest input, a panel per dtype, with 10th to 90th percentiles.
-
-    The axis is logarithmic: 1.0 and 1.5 are distinguishable, however slow the slowest is. A second image, for dark
-    pages, has a name that ends in "-dark".
-    """
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FixedLocator, NullLocator
-
-    from hullo.lab.analysis.figures import style
-
-    results = Results(rows, "eager")
-    cases = results.largest
-    with style.drawing():
-        size = (1.2 + 3.0 * len(cases), 1.2 + 0.36 * len(results.activations))
-        figure = Figure(figsize=size, layout="constrained")
-        panels = figure.subplots(1, len(cases), sharex=True, sharey=True, squeeze=False)[0]
-        for panel, case in zip(panels, cases, strict=True):
-            _draw_panel(panel, results, case)
-        panels[0].set_xscale("log")
-        panels[0].xaxis.set_major_locator(FixedLocator(TICKS))
-        panels[0].xaxis.set_minor_locator(NullLocator())
-        panels[0].xaxis.set_major_formatter("{x:g}")
-        panels[0].set_yticks(range(len(results.activations)), [LABELS[name] for name in results.activations])
-        panels[0].set_ylim(len(results.activations) - 0.5, -0.5)
-        handles, names = panels[0].get_legend_handles_labels()
-        figure.legend(handles, names, loc="outside upper right", ncols=2)
-        figure.suptitle(rows[0].device, x=0.01, horizontalalignment="left")
-        figure.supxlabel("time as a multiple of the bandwidth floor (dashed), logarithmic", fontsize=8.0)
-        style.save(figure, path.with_suffix(""), ["png"], dark=True)
-
-
-def _draw_panel(panel: Any, results: Results, case: Case) -> None:
-    for side, (direction, look) in zip((-SHIFT, SHIFT), LOOKS.items(), strict=True):
-        rows = [(i + side, results.rows.get((case, name, direction))) for i, name in enumerate(results.activations)]
-        measured = [(y, row) for y, row in rows if row]
-        below = [row.floors * (1 - row.p10_ms / row.median_ms) for _, row in measured]
-        above = [row.floors * (row.p90_ms / row.median_ms - 1) for _, row in measured]
-        floors, positions = [row.floors for _, row in measured], [y for y, _ in measured]
-        panel.errorbar(
-            floors, positions, xerr=(below, above), **look, markersize=4.5, linestyle="none", label=direction
-        )
-        for (y, row), more in zip(measured, above, strict=True):
-            end = (row.floors + more, y)  # beside the marker and its interval
-            panel.annotate(number(row.floors), end, (6, 0), textcoords="offset points", va="center", fontsize=6.5)
-    panel.axvline(1.0, color="black", linewidth=0.8, linestyle="--", zorder=0)
-    panel.grid(axis="x", color="#D9D9D9", linewidth=0.5)
-    panel.set_axisbelow(True)
-    panel.margins(x=0.15)
-    panel.set_title(str(case))

@@ -6,7 +6,7 @@
 
 Every figure is read against two others of the same run: GELU's time, and the bandwidth floor, the time that the fewest
 bytes that must move (forward: x read, y written; backward: x and dy read, dx written) take at the speed of a copy.
-README.md describes the columns; tools/blocks.py makes tables and charts of the rows in benchmarks/results.
+README.md describes the columns; tools/blocks.py makes tables of the rows in benchmarks/results.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from typing import Any
 
 import torch
 from activation_rows import LABELS, ActivationRow, Case, cost, graph, groups, overhead
-from clocks import Step, Timing, take_turns, wall_laps
-from harness import Harness, capture_steps
+from harness import Harness, Step, Timing, capture_steps, take_turns, wall_laps
 from row_tables import format_table
 from torch import Tensor, nn
 
@@ -69,15 +68,6 @@ def plain(x: Tensor, coefficients: Tensor) -> Tensor:
     return c1 * x + c2 * torch.relu(x) + c3 * torch.tanh(x)
 
 
-def stacked(x: Tensor, coefficients: Tensor) -> Tensor:
-    """Compute the hull as the paper draws it: stack the outputs of the bases, then take their weighted sum."""
-    first, second, third = torch.stack([x, x, x])
-    values = torch.stack([first, torch.relu(second), torch.tanh(third)])
-    weights = torch.stack(tuple(_columns(coefficients, x)))
-    over_values = weights.reshape(3, *[1] * (values.dim() - weights.dim()), *weights.shape[1:])
-    return (over_values * values).sum(0)
-
-
 def _columns(coefficients: Tensor, x: Tensor) -> Sequence[Tensor]:
     """Return the coefficients of each base in a shape that broadcasts with x; channels are dimension 1."""
     rows = coefficients.to(x.dtype)
@@ -111,7 +101,7 @@ def build(name: str, case: Case) -> nn.Module:
     if name == "compiled":
         torch.compiler.reset()  # else recompilations for other cases count towards the compiler's limit
         return Formula(torch.compile(plain, fullgraph=True, dynamic=False), groups)
-    return Formula({"plain": plain, "stacked": stacked}[name], groups)
+    return Formula(plain, groups)
 
 
 def passes(module: nn.Module, inputs: Inputs) -> tuple[Step, Step]:
@@ -255,7 +245,6 @@ class Bench(Harness):
                 bandwidth_gb_s=bandwidth / 1e9 if bandwidth else None,
                 floor_ms=1e3 * moved / bandwidth if bandwidth else None,
                 held_bytes=more.get("held"),
-                peak_bytes=None,
                 kernels=kernels[direction] if kernels else None,
             )
 

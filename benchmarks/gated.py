@@ -14,8 +14,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from clocks import Step
-from harness import Harness, ratios
+from harness import Harness, Step, ratios
 from torch import Tensor, nn
 
 import hullo

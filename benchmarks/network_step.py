@@ -20,8 +20,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from clocks import Step
-from harness import Harness, capture_steps, ratios
+from harness import Harness, Step, capture_steps, ratios
 from torch import Tensor, nn
 from work_networks import GPT
 

@@ -19,8 +19,7 @@ from unittest import mock
 
 import torch
 import torch.nn.functional as F
-from clocks import Step, Timing
-from harness import Harness, capture_steps
+from harness import Harness, Step, Timing, capture_steps
 from torch import Tensor, nn
 
 from hullo import AffineHull

@@ -1,6 +1,6 @@
 """Write the generated blocks of README.md and of the pages in docs and benchmarks.
 
-    python tools/blocks.py           write them, and the charts in benchmarks/results
+    python tools/blocks.py           write them
     python tools/blocks.py --check   check that they are up to date
 
 A block stands between `<!-- block:table columns -->` and `<!-- /block -->`. Its first word is a key of PARTS, followed
@@ -39,8 +39,7 @@ from hullo.lab.analysis.tables.markdown import detailed_tables, overview_table
 from hullo.lab.spec.records import Record
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-from activation_rows import draw_chart
-from row_tables import TABLES, make_table, read_activations
+from row_tables import TABLES, make_table
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("*.md", "docs/**/*.md", "benchmarks/*.md")
@@ -103,8 +102,6 @@ FILES: dict[str, Callable[[Path], str]] = {
     "finding": lambda path: f"> {path.read_text().splitlines()[-1]}",
 }
 """Blocks that are made from one file of results: runs of a study, swapped models, and what a command wrote."""
-CHARTS = ("gpu_flat",)
-"""Files of rows in benchmarks/results that have a chart."""
 OPTIONAL = {"imagewoof", "controls"}
 """Parts that are empty if there is nothing to say."""
 
@@ -168,10 +165,6 @@ def main(arguments: Sequence[str], root: Path = ROOT) -> str | None:
             path.write_text(made)
         elif made != text:
             return f"{name} is not up to date with its records or rows; run: python tools/blocks.py"
-    if "--check" not in arguments:
-        for path in (root / "benchmarks" / "results").glob("*.csv"):
-            if path.stem in CHARTS:
-                draw_chart(read_activations(path), path)
     return None
 
 

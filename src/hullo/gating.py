@@ -124,7 +124,7 @@ def _references_of_unused() -> tuple[int, int, int] | None:
 
 def _is_disposable(saved: Tensor, references: tuple[int, int, int]) -> bool:
     """Return whether a saved tensor with so many references is used nowhere else and not again."""
-    if saved.grad_fn is None or saved._is_view() or keeps_graph():
+    if saved.grad_fn is None or keeps_graph():
         return False
     return references == _references_of_unused()
 

@@ -10,8 +10,7 @@ import torch
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.append(str(BENCHMARKS))
-from clocks import Timing, take_turns  # noqa: E402
-from harness import Harness, ratios  # noqa: E402
+from harness import Harness, Timing, ratios, take_turns  # noqa: E402
 
 SCRIPTS = {
     "activations": ("--sizes", "64", "--activations", "relu", "hullo", "--kinds", "overhead"),

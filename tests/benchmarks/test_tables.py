@@ -48,16 +48,6 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_readme_states_the_measured_cost_of_a_training_step():
-    measured = (ROOT / "benchmarks" / "results" / "resnet50_step.txt").read_text()
-    lines = {words[1]: words for words in map(str.split, measured.splitlines()) if words[0] == "bfloat16"}
-    hull, relu = lines["swapped"], lines["original"]
-    times, memory = float(hull[4]), float(hull[-2]) / float(relu[-2])
-    readme = " ".join((ROOT / "README.md").read_text().split())
-    assert f"**{times:.2f} times** the training step" in readme
-    assert f"{memory:.2f} times its memory" in readme
-
-
 @pytest.mark.parametrize(
     ("name", "line"),
     [
