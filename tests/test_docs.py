@@ -213,6 +213,7 @@ def _argument_names(node: ast.FunctionDef | ast.ClassDef) -> set[str] | None:
         ("projection", "mathematics"),
         ("regression", "compare"),
         ("early+stopping", "training"),
+        ("freeze", "training"),
         ("Lightning", "training"),
         ("from_pretrained", "saving"),
     ],
