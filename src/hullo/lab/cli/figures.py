@@ -23,7 +23,7 @@ def figures(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="activations, coefficients, accuracy, geometry or pipeline; may be given several times.",
+            help="activations, coefficients, accuracy or geometry; may be given several times.",
             show_default="the first three",
         ),
     ] = None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import combinations
 
 import numpy as np
 import pytest
@@ -64,25 +63,24 @@ def test_three_bases_are_paths_in_the_plane_seen_whole_and_close_up(layers: int)
         assert bottom < low[1] < high[1] < top
     key = [text.get_text() for text in figure.legends[0].get_texts()]
     assert {"start", "equal coefficient of relu, values above"} <= set(key)
-    assert (f"{layers}: {layer_names('lenet5', layers)[-1]}" in key) == (layers != 55)
-    close = [text.get_text() for text in bold(panels[1]) if text.get_text() not in runs[0].bases]
-    assert close == ([] if layers == 55 else [str(i + 1) for i in range(layers)])
+    assert (f"end: {layer_names('lenet5', layers)[-1]}" in key) == (layers != 55)
     assert ("layer" in [axes.get_ylabel() for axes in figure.axes]) == (layers == 55)
 
 
-def test_ends_in_the_same_place_share_a_label_that_is_clear_of_the_names_of_bases() -> None:
+def test_ends_in_the_same_place_are_rings_in_the_colors_of_their_key() -> None:
     start, ends = np.full((5, 3), 1 / 3), np.eye(3)[[1, 2, 1, 0, 1]]
     time = np.linspace(0, 1, 7)[:, None, None]
     record = run(THREE[0], paths=(1 - time) * start + time * ends, accuracies=ACCURACIES)
     (figure,) = draw_coefficients(experiment(record)).values()
-    figure.draw_without_rendering()
-    _, close, *_ = figure.axes
-    assert [text.get_text() for text in bold(close)] == ["identity", "relu", "tanh", "1, 3, 5", "2", "4"]
-    boxes = [text.get_window_extent() for text in bold(close)]
-    assert not any(one.overlaps(two) for one, two in combinations(boxes, 2))
-    spots = close.transData.transform(CORNERS)
-    assert not any(box.contains(*spot) for box in boxes for spot in spots)
-    assert all(close.get_window_extent().containsx(x) for box in boxes for x in (box.x0, box.x1))
+    drawn = [
+        line for line in figure.axes[1].lines if line.get_marker() == "o" and line.get_markerfacecolor() != "white"
+    ]
+    sizes = [line.get_markersize() for line in drawn]
+    assert sizes == sorted(sizes, reverse=True)  # each is seen around the next
+    assert len(set(sizes)) == len({line.get_markerfacecolor() for line in drawn}) == 5
+    keys = [key for key in figure.legends[0].legend_handles if key.get_label().startswith("end: ")]
+    assert [key.get_markerfacecolor() for key in keys] == [line.get_markerfacecolor() for line in drawn]
+    assert [text.get_text() for text in bold(figure.axes[1])] == ["identity", "relu", "tanh"]
 
 
 def test_a_deep_networks_ends_are_colored_by_depth() -> None:

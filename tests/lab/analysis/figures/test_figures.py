@@ -60,7 +60,7 @@ def test_fresh_processes_write_the_same_bytes_whatever_the_users_settings_and_wi
     folders = [tmp_path / "one", tmp_path / "two"]
     kinds = ("png", "pdf", "svg")
     options = ["--activation", "affine(identity,relu,tanh)", "--dark"]
-    options += [word for name in ("pipeline", "coefficients", "accuracy") for word in ("--only", name)]
+    options += [word for name in ("geometry", "coefficients", "accuracy") for word in ("--only", name)]
     options += [word for kind in kinds for word in ("--format", kind)]
     changes = [{"PYTHONHASHSEED": "1"}, {"PYTHONHASHSEED": "2", "MATPLOTLIBRC": str(settings), "TZ": "Asia/Tokyo"}]
     processes = [
@@ -77,7 +77,7 @@ def test_fresh_processes_write_the_same_bytes_whatever_the_users_settings_and_wi
         _, errors = process.communicate(timeout=300)
         assert (process.returncode, errors) == (0, "")
     stems = ["accuracy-over-epochs", "coefficients-identity-relu-tanh", "final-accuracy"]
-    stems = ["pipeline", *(f"lenet5-cifar10-{name}" for name in stems)]
+    stems = ["geometry", *(f"lenet5-cifar10-{name}" for name in stems)]
     names = sorted(f"{name}{end}" for name in stems for end in ("-dark.png", *(f".{kind}" for kind in kinds)))
     assert written(folders[0]) == written(folders[1]) == names
     for name in names:
@@ -91,10 +91,10 @@ def test_diagrams_are_drawn_without_records_and_only_when_asked_for(
     records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert invoke(records, "--output", tmp_path / "all").exit_code == 0
-    assert not {"geometry.png", "pipeline.png"} & {*written(tmp_path / "all")}
+    assert not {"geometry.png"} & {*written(tmp_path / "all")}
     monkeypatch.chdir(tmp_path / "all")  # where there are no records
-    assert invoke("--only", "geometry", "--only", "pipeline").exit_code == 0
-    assert written(tmp_path / "all" / "figures") == both("geometry", "pipeline")
+    assert invoke("--only", "geometry").exit_code == 0
+    assert written(tmp_path / "all" / "figures") == both("geometry")
     result = invoke("--only", "geometry", "--only", "accuracy")
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith("hullo: runs does not exist; make records first")
@@ -226,7 +226,7 @@ def test_a_disk_that_is_full_leaves_no_half_figure(tmp_path: Path, monkeypatch: 
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    result = invoke("--only", "pipeline", "--output", tmp_path)
+    result = invoke("--only", "geometry", "--output", tmp_path)
     assert result.exit_code == 1
     assert (
         result.stderr

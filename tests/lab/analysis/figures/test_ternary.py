@@ -11,10 +11,10 @@ from matplotlib.path import Path
 
 from hullo.lab.analysis.figures.ternary import (
     CORNERS,
-    corner_names,
     draw_plane,
     frame,
     grid_lines,
+    name_corners,
     plane_key,
     project,
     unproject,
@@ -85,4 +85,6 @@ def test_a_plane_of_any_size_has_a_few_lines_per_base_in_the_colors_of_its_key(h
         side = "below" if text.xy[1] <= bottom + 1e-9 else "above" if text.xy[1] >= top - 1e-9 else "right"
         assert side in key[text.get_color()] or "right" in key[text.get_color()]
     assert 9 <= len(panel.lines) - 1 <= 36
-    assert [label.text for label in corner_names(bases, *square)] == (bases if half > 0.6 else [])
+    values = len(panel.texts)
+    name_corners(panel, bases, *square)
+    assert [text.get_text() for text in panel.texts[values:]] == (bases if half > 0.6 else [])

@@ -1,4 +1,4 @@
-"""Figures made from records, one file each: the paper's three, coefficients over training, and accuracies."""
+"""Figures, one file each: learned activations, coefficients over training, accuracies, and the geometry of hulls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from hullo.lab.analysis.figures.accuracy import draw_final, draw_learning
 from hullo.lab.analysis.figures.activations import draw_activations
 from hullo.lab.analysis.figures.coefficients import draw_coefficients
 from hullo.lab.analysis.figures.geometry import draw_geometry
-from hullo.lab.analysis.figures.pipeline import draw_pipeline
 from hullo.lab.analysis.figures.style import FORMATS, drawing, save
 from hullo.lab.analysis.names import label
 
@@ -29,7 +28,7 @@ __all__ = [
     "stem",
 ]
 
-WITHOUT_RECORDS = ("geometry", "pipeline")
+WITHOUT_RECORDS = ("geometry",)
 """Figures that need no records, and are drawn only when asked for."""
 FIGURES = ("activations", "coefficients", "accuracy")
 """Figures of records."""
@@ -51,8 +50,6 @@ def draw_figures(
     """
     if "geometry" in wanted:
         yield "geometry", draw_geometry()
-    if "pipeline" in wanted:
-        yield "pipeline", draw_pipeline()
     taken: Counter[str] = Counter()
     for experiment in experiments:
         name, experiment = stem(experiment), replace(experiment, name=label(experiment))

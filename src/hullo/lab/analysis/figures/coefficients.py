@@ -16,7 +16,6 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 
 from hullo.lab.analysis.experiments import Experiment
-from hullo.lab.analysis.figures.labels import Label, merge, place_labels
 from hullo.lab.analysis.figures.learned import LearnedCoefficients, Pair, find_learned, spell_seeds, spell_span
 from hullo.lab.analysis.figures.style import (
     FAINT,
@@ -30,13 +29,15 @@ from hullo.lab.analysis.figures.style import (
     explain,
     shade,
 )
-from hullo.lab.analysis.figures.ternary import CORNERS, OUTLINE, corner_names, draw_plane, frame, plane_key, project
+from hullo.lab.analysis.figures.ternary import CORNERS, draw_plane, frame, name_corners, plane_key, project
 
 WHERE = {"convex": "convex: in the triangle", "affine": "affine: in the plane"}
 SUM_TO_ONE = {*WHERE, "prelu"}
 START: dict[str, Any] = {"linestyle": "none", "marker": "o", "color": "black", "markersize": 4.5}
 START |= {"markerfacecolor": "white"}
 END: dict[str, Any] = {"linestyle": "none", "marker": "o", "color": "black", "markersize": 4.0, "markeredgewidth": 0.7}
+RING = 1.2
+"""By how much the marker of a layer's end is smaller than that of the layer before: ends in one place are rings."""
 LINES = ("-", (0, (5, 1.5)), (0, (2, 1)), (0, (5, 1, 1, 1)))
 
 
@@ -65,7 +66,6 @@ def _draw_paths(pair: Pair, title: str) -> Figure:
     figure = Figure(figsize=(WIDTH, 0.7 + (WIDTH - 0.4) / 2 * len(kinds)), layout=room)
     entitle(figure, title)
     panels = figure.subplots(len(kinds), 2, squeeze=False)
-    shown: list[tuple[Axes, LearnedCoefficients, list[Label]]] = []
     epochs = Normalize(0, max(len(run.paths) for run in pair.runs.values()) - 1)
     for kind, (whole, close) in zip(kinds, panels, strict=True):
         run = pair.runs[kind]
@@ -76,7 +76,7 @@ def _draw_paths(pair: Pair, title: str) -> Figure:
             draw_plane(panel, *square)
             panel.plot(*cloud.T, ".", color=GRAY, markersize=2, alpha=0.6, zorder=2)
             _draw_run(panel, run, epochs)
-            shown.append((panel, run, corner_names(pair.bases, *square)))
+            name_corners(panel, pair.bases, *square)
         whole.set_title(WHERE[kind], loc="left", pad=12)
         close.set_title("close up", loc="left", pad=12)
     time = ScalarMappable(epochs, TIME)
@@ -84,23 +84,20 @@ def _draw_paths(pair: Pair, title: str) -> Figure:
     few = run.layers <= MANY
     keys: list[Artist] = [
         Line2D([], [], **START, label="start"),
-        Line2D([], [], **END, label="end, with the number of the layer" if few else "end of a layer"),
+        *([] if few else [Line2D([], [], **END, label="end of a layer")]),
         *plane_key(pair.bases),
     ]
-    if not few:
+    if few:
+        keys += [
+            Line2D([], [], **_end(layer, run.layers), label=f"end: {name}") for layer, name in enumerate(run.names)
+        ]
+    else:
         depth_bar(figure, panels, run.layers)
     if any(run.channels for run in pair.runs.values()):
         keys.append(Line2D([], [], linestyle="none", marker=".", color=GRAY, label="the channels' ends; paths: means"))
     elif pair.of_channels:
         keys.append(Line2D([], [], linestyle="none", label=f"paths: {pair.of_channels}"))
-    if few:
-        keys += [Line2D([], [], linestyle="none", label=f"{i}: {name}") for i, name in enumerate(run.names, 1)]
     explain(figure, keys, ncols=int(WIDTH / 2.3), fontsize=7.0)
-    figure.draw_without_rendering()  # lays it out
-    for panel, run, names in shown:
-        ways = project(run.paths).swapaxes(0, 1)
-        numbers = merge(panel, _numbers(run)) if few and panel in panels[:, 1] else []
-        place_labels(panel, names + numbers, [OUTLINE, *ways], ways[:, [0, -1]].reshape(-1, 2))
     return figure
 
 
@@ -114,14 +111,13 @@ def _draw_run(panel: Axes, run: LearnedCoefficients, epochs: Normalize) -> None:
         panel.add_collection(segments)
     for layer in range(run.layers):
         panel.plot(*places[0, layer], **START, zorder=4)
-        panel.plot(*places[-1, layer], **END if few else END | {"markerfacecolor": shade(layer, run.layers)}, zorder=4)
+        panel.plot(*places[-1, layer], **_end(layer, run.layers), zorder=4)
 
 
-def _numbers(run: LearnedCoefficients) -> list[Label]:
-    """Return labels with the numbers of layers at the ends of their paths, preferably in the path's direction."""
-    start, end = project(run.paths[[0, -1]])
-    sides = (end - start) / np.maximum(np.linalg.norm(end - start, axis=1, keepdims=True), 1e-9)
-    return [Label(str(layer + 1), end[layer], sides[layer], 7.5) for layer in range(run.layers)]
+def _end(layer: int, layers: int) -> dict[str, Any]:
+    """Return the look of the end of a layer's path, in the color of its depth."""
+    size = END["markersize"] + RING * (layers - 1 - layer) if layers <= MANY else END["markersize"]
+    return END | {"markerfacecolor": shade(layer, layers), "markersize": size}
 
 
 def _draw_over_epochs(pair: Pair, title: str) -> Figure:

@@ -7,15 +7,16 @@ lie in the triangle; those of an affine hull anywhere in the plane.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
-from hullo.lab.analysis.figures.labels import Label
 from hullo.lab.analysis.figures.style import COLORS, FAINT, write
 
 CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, np.sqrt(0.75)]])
@@ -23,6 +24,7 @@ OUTLINE = np.vstack([CORNERS, CORNERS[:1]])
 GRID_COLORS = (COLORS[0], "#8A5A00", COLORS[2])
 """One color per base, dark enough for text."""
 INSIDE = "#F2F2F2"
+HALO = [withStroke(linewidth=2.0, foreground="white")]
 SIDES = ("below", "above", "right")
 """Where the values of each coefficient stand."""
 
@@ -74,11 +76,12 @@ def plane_key(bases: Sequence[str]) -> list[Artist]:
     return [inside, *lines]
 
 
-def corner_names(bases: Sequence[str], middle: np.ndarray, half: float) -> list[Label]:
-    """Write the names of the bases in the square around `middle`, outside of the triangle."""
-    sides = np.array([[0.0, -1.0], [0.0, -1.0], [0.0, 1.0]])
-    named = zip(bases, CORNERS, sides, strict=True)
-    return [Label(name, corner, side, 7.0) for name, corner, side in named if (np.abs(corner - middle) < half).all()]
+def name_corners(panel: Axes, bases: Sequence[str], middle: np.ndarray, half: float) -> None:
+    """Write the names of the bases at the corners in the square around `middle`, outside of the triangle."""
+    look: dict[str, Any] = {"fontweight": "bold", "fontsize": 7.0, "ha": "center", "va": "center", "zorder": 6}
+    for name, corner, down in zip(bases, CORNERS, (True, True, False), strict=True):
+        if (np.abs(corner - middle) < half).all():
+            write(panel, name, corner, (0, -11 if down else 9), path_effects=HALO, **look)
 
 
 def grid_lines(i: int, middle: np.ndarray, half: float, step: float) -> list[tuple[float, np.ndarray]]:
