@@ -16,7 +16,7 @@ from hullo.lab.analysis.statistics import p_value, t_quantile
 @pytest.mark.parametrize("alpha", [0.05, 0.01, 0.05 / 40])
 @pytest.mark.parametrize("seeds", [2, 3, 5, 30, 1000])
 def test_without_a_difference_the_power_is_the_error_rate(seeds: int, alpha: float) -> None:
-    assert t_power(0.0, seeds, alpha) == pytest.approx(alpha, abs=1e-8)
+    assert t_power(0.0, seeds, alpha) == pytest.approx(alpha, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_the_power_of_three_seeds_has_a_closed_form(effect: float, alpha: float)
     """1 - c / sqrt(c^2 + 2) exp(-delta^2 / (c^2 + 2)), as the chi-squared of two degrees is exponential."""
     critical, delta = t_quantile(2, 1 - alpha), effect * math.sqrt(3)
     wanted = 1 - critical / math.sqrt(critical**2 + 2) * math.exp(-(delta**2) / (critical**2 + 2))
-    assert t_power(effect, 3, alpha) == pytest.approx(wanted, abs=1e-7)
+    assert t_power(effect, 3, alpha) == pytest.approx(wanted, abs=2e-6)
 
 
 def test_the_power_against_a_known_number_is_how_often_it_lies_outside_of_simulated_intervals() -> None:
