@@ -30,7 +30,7 @@ from pages.controls import controls_part
 from pages.course import drift_tables, epochs_tables, late_loss_table, losses_tables
 from pages.models import models_part
 from pages.plans import plans_part
-from pages.speed import cost_table, read_plain, speed_table
+from pages.speed import read_plain, speed_table
 from pages.studies import changes_part, study_part
 
 from hullo.lab.analysis.experiments import Experiment, experiments
@@ -77,7 +77,6 @@ PARTS: dict[str, Part] = {
     "speed": lambda records, folders: speed_table(
         longest_of_columns(records), read_plain(_files(folders, "plain.csv"))
     ),
-    "cost": lambda records, _: cost_table(longest_of_columns(records)),
     "study": lambda records, _: study_tables(records),
     "study-test": lambda records, _: study_test_tables(records),
 }

@@ -26,22 +26,22 @@ LEVELS = {
     "convex": {"parametrization": ("projection", "softmax"), "init": ("uniform", "relu")},
     "affine": {"parametrization": ("recentred", "free"), "init": ("uniform", "relu")},
 }
-SCALES, PER = (1.0, 3.0, 10.0), ("layer", "channel")
+SCALES, PER = ("1", "3", "10"), ("layer", "channel")
 
 
 def runs(kind: str, choice: Choice, reached: Sequence[float], **shared: Any) -> list[Record]:
     """Return runs of one epoch: the accuracy that a choice reached, by seed."""
     parametrization, init, scale, per = choice
     row = f"{kind}({BASES},parametrization={parametrization},init={init},per={per})"
-    shared = {"val_size": 5000, "coefficient_lr_scale": scale} | shared
+    shared = {"val_size": 5000, "coefficient_lr_scale": float(scale)} | shared
     return [make_record(row, [value], seed=seed, **shared) for seed, value in enumerate(reached)]
 
 
 def test_choices_are_made_on_held_out_images_also_where_test_images_were_evaluated() -> None:
-    better = AFFINE._replace(scale=3.0)
+    better = AFFINE._replace(scale="3")
     records = runs("affine", AFFINE, [80.0, 81.0]) + runs("affine", better, [82.0, 83.0])
     both = [replace(record, test_accuracy=[99.0 - record.accuracy]) for record in records]
-    assert only(both).best == better
+    assert next(iter(only(both).reached)) == better
     assert study_tables(both) == study_tables(records)
 
 
@@ -69,8 +69,8 @@ def tables(text: str) -> list[list[list[str]]]:
     return result
 
 
-CONVEX = Choice("projection", "uniform", 1.0, "layer")
-AFFINE = Choice("recentred", "uniform", 1.0, "layer")
+CONVEX = Choice("projection", "uniform", "1", "layer")
+AFFINE = Choice("recentred", "uniform", "1", "layer")
 
 
 @pytest.mark.parametrize(("kind", "module"), [("convex", hullo.ConvexHull), ("affine", hullo.AffineHull)])
@@ -79,8 +79,8 @@ def test_the_default_is_the_librarys(kind: str, module: type[hullo.ConvexHull] |
     assert hull.coefficients.tolist() == pytest.approx([1 / 3] * 3)
     assert hull.groups == 1
     scale = inspect.signature(hullo.parameter_groups).parameters["coefficient_lr_scale"].default
-    family = only(runs(kind, Choice(hull.parametrization.name, "relu", 30.0, "channel"), [80.0]))
-    assert family.default == Choice(hull.parametrization.name, "uniform", scale, "layer")
+    family = only(runs(kind, Choice(hull.parametrization.name, "relu", "30", "channel"), [80.0]))
+    assert family.default == Choice(hull.parametrization.name, "uniform", f"{scale:g}", "layer")
 
 
 @pytest.mark.parametrize("kind", ["convex", "affine"])
@@ -98,24 +98,22 @@ def test_effects_that_add_up_are_found_as_they_are(kind: str, data: st.DataObjec
         own = [gives.get(item, [0.0] * 3) for item in choice._asdict().items()]
         records += runs(kind, choice, [sum(each, 80 + seed) for seed, *each in zip(seeds, *own, strict=True)])
     random.Random(1).shuffle(records)
-    effects = {(effect.factor, effect.level): effect for effect in only(records).effects}
+    effects = {(name, level): gain for name, level, _, gain in only(records).effects}
     assert effects.keys() == gives.keys()
-    for key, effect in effects.items():
+    for key, gain in effects.items():
         expected = Interval.of(gives[key])
-        assert (effect.difference.mean, effect.difference.half) == pytest.approx(
-            (expected.mean, expected.half), abs=1e-9
-        )
-        assert effect.difference.count == 3
+        assert (gain.mean, gain.half) == pytest.approx((expected.mean, expected.half), abs=1e-9)
+        assert gain.count == 3
 
 
 def test_a_seed_counts_once_however_many_settings_there_are() -> None:
     """A scale of 10 gains 0 and 2 with one seed, 1 and 3 with another: that is 1 and 2, not four witnesses."""
-    records = runs("affine", AFFINE, [80.0, 90.0]) + runs("affine", AFFINE._replace(scale=10.0), [80.0, 91.0])
+    records = runs("affine", AFFINE, [80.0, 90.0]) + runs("affine", AFFINE._replace(scale="10"), [80.0, 91.0])
     records += runs("affine", AFFINE._replace(parametrization="free"), [70.0, 75.0])
-    records += runs("affine", AFFINE._replace(parametrization="free", scale=10.0), [72.0, 78.0])
+    records += runs("affine", AFFINE._replace(parametrization="free", scale="10"), [72.0, 78.0])
     parametrization, scale = only(records).effects
-    assert scale == ("scale", 10.0, 1.0, 2, Interval.of([1.0, 2.0]))
-    assert parametrization == ("parametrization", "free", "recentred", 2, Interval.of([-9.0, -14.0]))
+    assert scale == ("scale", "10", 2, Interval.of([1.0, 2.0]))
+    assert parametrization == ("parametrization", "free", 2, Interval.of([-9.0, -14.0]))
 
 
 def test_what_cannot_be_run_is_no_pair() -> None:
@@ -125,18 +123,18 @@ def test_what_cannot_be_run_is_no_pair() -> None:
     )
     records += runs("convex", CONVEX._replace(init="relu"), [60.0] * 3)
     parametrization, start = only(records).effects
-    assert (parametrization.pairs, parametrization.difference) == (1, Interval(1.0, 0.0, 3))
-    assert (start.pairs, start.difference) == (1, Interval(-20.0, 0.0, 3))
+    assert parametrization[2:] == (1, Interval(1.0, 0.0, 3))
+    assert start[2:] == (1, Interval(-20.0, 0.0, 3))
 
 
 def test_seeds_that_not_all_pairs_have_do_not_count() -> None:
     """With them, means over different settings would be compared."""
-    records = runs("affine", AFFINE, [80.0] * 4) + runs("affine", AFFINE._replace(scale=3.0), [81.0, 81.0, 81.0, 99.0])
+    records = runs("affine", AFFINE, [80.0] * 4) + runs("affine", AFFINE._replace(scale="3"), [81.0, 81.0, 81.0, 99.0])
     records += runs("affine", AFFINE._replace(per="channel"), [80.0] * 2)
-    records += runs("affine", AFFINE._replace(per="channel", scale=3.0), [85.0] * 3)
+    records += runs("affine", AFFINE._replace(per="channel", scale="3"), [85.0] * 3)
     scale, per = only(records).effects
-    assert scale.difference == Interval(3.0, 0.0, 2)
-    assert per.difference == Interval(2.0, 0.0, 2)
+    assert scale[3] == Interval(3.0, 0.0, 2)
+    assert per[3] == Interval(2.0, 0.0, 2)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +148,7 @@ def test_seeds_that_not_all_pairs_have_do_not_count() -> None:
     ],
 )
 def test_runs_with_other_settings_are_never_compared(other: dict[str, Any]) -> None:
-    records = runs("affine", AFFINE, [80.0] * 2) + runs("affine", AFFINE._replace(scale=3.0), [90.0] * 2, **other)
+    records = runs("affine", AFFINE, [80.0] * 2) + runs("affine", AFFINE._replace(scale="3"), [90.0] * 2, **other)
     assert [list(family.effects) for family in families(records)] == [[], []]
 
 
@@ -169,59 +167,38 @@ def test_runs_of_other_lengths_hulls_and_bases_are_never_compared() -> None:
 
 
 def test_the_best_come_first_and_the_default_is_shown_wherever_it_is() -> None:
-    """Of 24 settings the default is the last: ten and the default are shown, thirteen folded away."""
+    """Of 24 settings the default is the last: ten and the default are shown."""
     choices = everything("affine")
     assert choices[0] == AFFINE
     records = [r for i, c in enumerate(choices) for r in runs("affine", c, [50.0 + i, 51.0 + i, 52.0 + i])]
     random.Random(1).shuffle(records)
     text = study_tables(records)
-    _, shown, folded = tables(text)
-    assert text.index("<details>") < text.index(f"| {TOP + 1} |") < text.index("</details>")
+    _, shown = tables(text)
     assert [line[0] for line in shown[1:]] == [*map(str, range(1, TOP + 1)), "24"]
-    assert [line[0] for line in folded[1:]] == [*map(str, range(TOP + 1, 24))]
     half = Interval.of([50.0, 51.0, 52.0]).spell().partition(" ± ")[2]
-    assert shown[1] == ["1", "free", "relu", "10", "channel", f"74.00 ± {half}", "+23.00 ± 0.00", "3", "best"]
-    assert shown[-1] == ["24", "recentred", "uniform", "1", "layer", f"51.00 ± {half}", "", "3", "default"]
-    assert "**74.00" in text
-
-
-def test_the_winner_is_named_with_what_it_is_worth() -> None:
-    records = runs("affine", AFFINE, [80.0, 81.0, 82.0]) + runs(
-        "affine", AFFINE._replace(scale=3.0), [81.0, 82.1, 82.9]
-    )
-    text = study_tables(records).replace("\\", "")
-    assert "scale=3 per=layer is the best of 2 settings: +1.00 ± 0.25 against the default." in text
-    assert "clear" not in text  # the images that it was picked on cannot say
+    assert shown[1] == ["1", "free", "relu", "10", "channel", f"74.00 ± {half}", "+23.00 ± 0.00", "3"]
+    assert shown[-1] == ["24", "recentred", "uniform", "1", "layer", f"51.00 ± {half}", "default", "3"]
 
 
 def test_the_default_is_the_best_of_equals() -> None:
-    for other in (AFFINE._replace(parametrization="free"), AFFINE._replace(init="relu"), AFFINE._replace(scale=3.0)):
-        assert only(runs("affine", other, [80.0, 81.0]) + runs("affine", AFFINE, [81.0, 80.0])).best == AFFINE
+    for other in (AFFINE._replace(parametrization="free"), AFFINE._replace(init="relu"), AFFINE._replace(scale="3")):
+        assert (
+            next(iter(only(runs("affine", other, [80.0, 81.0]) + runs("affine", AFFINE, [81.0, 80.0])).reached))
+            == AFFINE
+        )
 
 
 def test_on_the_test_images_the_choice_is_reported_be_it_worse() -> None:
-    chosen = Choice("softmax", "uniform", 10.0, "channel")
+    chosen = Choice("softmax", "uniform", "10", "channel")
     records = runs("convex", CONVEX, [80.0, 81.0, 82.0], val_size=0)
     records += runs("convex", chosen, [79.0, 80.1, 80.9], val_size=0)
     text = study_test_tables(records)
-    assert (
-        "parametrization=softmax init=uniform scale=10 per=channel: -1.00 ± 0.25 against the default, clearly worse."
-        in text
-    )
     assert "1 epoch: test accuracy" in text
-    assert [line[6] for line in tables(text)[0][1:]] == ["", "-1.00 ± 0.25"]
-
-
-def test_on_the_test_images_a_difference_is_clear_unless_its_interval_holds_0() -> None:
-    default = runs("affine", AFFINE, [80.0, 81.0, 82.0], val_size=0)
-    text = study_test_tables(default + runs("affine", AFFINE._replace(scale=3.0), [83.0, 81.0, 83.0], val_size=0))
-    assert "against the default, no clear difference." in text
-    text = study_test_tables(default + runs("affine", AFFINE._replace(scale=3.0), [83.0, 84.0, 85.0], val_size=0))
-    assert "+3.00 ± 0.00 against the default, clearly better." in text
+    assert [line[6] for line in tables(text)[0][1:]] == ["default", "-1.00 ± 0.25"]
 
 
 def test_held_out_and_test_images_are_kept_apart() -> None:
-    both = [AFFINE, AFFINE._replace(scale=3.0)]
+    both = [AFFINE, AFFINE._replace(scale="3")]
     held_out, tested = (
         [record for choice in both for record in runs("affine", choice, [80.0, 81.0], val_size=val_size)]
         for val_size in (5000, 0)
@@ -232,7 +209,7 @@ def test_held_out_and_test_images_are_kept_apart() -> None:
 
 
 def test_hulls_that_were_run_by_default_alone_are_not_set_beside_choices() -> None:
-    chosen = AFFINE._replace(scale=3.0)
+    chosen = AFFINE._replace(scale="3")
     tested = [record for choice in (AFFINE, chosen) for record in runs("affine", choice, [80.0, 81.0], val_size=0)]
     by_default = runs("convex", CONVEX, [80.0, 81.0], val_size=0)
     assert study_test_tables(by_default) == ""

@@ -63,7 +63,10 @@ def read_plain(paths: Iterable[Path]) -> dict[tuple[Column, int], float]:
 
 
 def speed_table(records: Sequence[Record], plain: Mapping[tuple[Column, int], float]) -> str:
-    """Return a table of the time that populations took, and that plain PyTorch would take for their networks."""
+    """Return a table of the time that populations took, and that plain PyTorch would take for their networks.
+
+    The last column has the hours of all of the paper's rows with five seeds at the same speed.
+    """
     head = ("column", "epochs", "networks side by side", "populations", "device time", "network-epochs per second")
     lines = []
     for pace in paces(records):
@@ -75,31 +78,8 @@ def speed_table(records: Sequence[Record], plain: Mapping[tuple[Column, int], fl
                 *map(str, (pace.epochs, pace.members, pace.populations)),
                 str(timedelta(seconds=round(pace.seconds))),
                 *("" if math.isnan(speed) else f"{speed:.3g}" for speed in speeds),
+                f"{len(ROWS) * SEEDS * pace.epochs / pace.network_epochs_a_second / 3600:.3g}",
             ]
         )
-    return _with_origin(grid([*head, "in plain PyTorch", "times as many"], lines), records)
-
-
-def cost_table(records: Sequence[Record]) -> str:
-    """Return a table of the GPU hours of each column at the pace of the records: all of the paper's rows, five seeds.
-
-    Where there are several paces of a column the one of most networks side by side counts.
-    """
-    fastest = {pace.column: pace for pace in sorted(paces(records), key=lambda pace: pace.members)}
-    lines = []
-    for pace in sorted(fastest.values()):
-        hours = len(ROWS) * SEEDS * pace.epochs / pace.network_epochs_a_second / 3600
-        each = f"{1 / pace.network_epochs_a_second:.3g}"
-        lines.append([*map(escape, (str(pace.column), pace.device)), each, str(pace.epochs), f"{hours:.3g}"])
-    head = (
-        "column",
-        "device",
-        "seconds for one network's epoch",
-        "epochs",
-        f"hours for {len(ROWS)} rows, {SEEDS} seeds",
-    )
-    return _with_origin(grid([*head], lines), records)
-
-
-def _with_origin(table: str, records: Iterable[Record]) -> str:
+    table = grid([*head, "in plain PyTorch", "times as many", f"hours for {len(ROWS)} rows, {SEEDS} seeds"], lines)
     return f"{table}\n\n<sub>{escape(provenance(records))}</sub>"

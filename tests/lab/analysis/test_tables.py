@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
-from pages.course import batches_tables, drift_tables, epochs_tables, losses_tables
-from pages.speed import cost_table, paces, speed_table
+from pages.course import drift_tables, epochs_tables, losses_tables
+from pages.speed import paces, speed_table
 from rich.console import Console
 
 from hullo.lab.analysis.experiments import SETTINGS, experiments
@@ -192,11 +192,11 @@ def test_populations_that_are_not_alike_are_not_added_up() -> None:
     assert [str(pace.column) for pace in found] == ["kerasnet/cifar10"] * 3 + ["lenet5/fashion-mnist"]
 
 
-def test_a_columns_cost_is_what_its_widest_population_took_for_a_network_times_sixty() -> None:
+def test_the_hours_of_a_column_are_those_of_a_network_times_sixty() -> None:
     wide = make_records({"relu": [80.0, 81.0], "tanh": [82.0, 83.0]}, members=4, seconds=18.0)
     alone = make_records({"convex(identity,relu)": [80.0]}, members=1, seconds=20.0)
-    ((_, line),) = parsed(cost_table(alone + wide))
-    assert line[2:] == ["4.5", "1", f"{60 * 4.5 / 3600:.3g}"]
+    (_, *lines) = parsed(speed_table(alone + wide, {}))[0]
+    assert [line[-1] for line in lines] == [f"{60 * seconds / 3600:.3g}" for seconds in (20, 4.5)]
 
 
 def test_accuracies_on_the_way_are_those_after_each_quarter() -> None:
@@ -233,21 +233,6 @@ def test_moves_are_counted_from_the_start_and_corners_at_the_end() -> None:
     assert head == ["after epoch", "1", "1", "1", "2", "layers at a corner"]
     assert line == [hull, *["0.12"] * 3, f"{(0.5 + 1.0 + 0.495 + 0.52) / 4:.2f}", "2 of 4"]
     assert drift_tables(experiments([make_record("relu", [50.0])])) == ""
-
-
-def test_batches_are_compared_on_the_same_seeds_after_as_many_epochs_and_after_as_many_updates() -> None:
-    default = [make_record("relu", [50.0 + seed + epoch for epoch in range(1, 11)], seed=seed) for seed in range(3)]
-    other = [make_record("relu", [60.0] * 7 + [70.0 + 3 * seed], seed=seed, batch_size=128) for seed in (1, 2)]
-    unlike = make_record("relu", [0.0] * 8, seed=1, batch_size=128, lr=1e-3)
-    longer = make_record("relu", [0.0] * 11, seed=1, batch_size=128)
-    alone = make_record("tanh", [60.0] * 8, seed=1, batch_size=128)
-    ((head, line),) = parsed(batches_tables(experiments([*default, *other, unlike, longer, alone])))
-    assert (head[1], head[2], head[4]) == ("batch 128, epoch 8", "batch 32, epoch 8", "batch 32, epoch 2")
-    assert [cell.split(" ±")[0] for cell in line[1:]] == ["74.50", "59.50", "+15.00", "53.50", "+21.00", "2"]
-    assert batches_tables(experiments(default)) == ""
-    smaller = [make_record("relu", [60.0] * 8, seed=seed, batch_size=8) for seed in (0, 1)]
-    ((head, _),) = parsed(batches_tables(experiments(default + smaller)))  # there are not as many updates of 32
-    assert head[1:] == ["batch 8, epoch 8", "batch 32, epoch 8", "difference after as many epochs", "seeds"]
 
 
 def test_the_papers_figures_are_explained_where_they_are() -> None:
