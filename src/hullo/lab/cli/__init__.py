@@ -24,7 +24,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     add_completion=True,
     pretty_exceptions_enable=False,
-    help="Activation functions that learn.",
+    help="Compare activation functions in your network, train networks, and analyze the records.",
 )
 for command in (compare, train, reproduce, table, figures, report):
     app.command()(command)
