@@ -106,7 +106,7 @@ def test_ctrl_c_saves_and_resuming_gives_the_same_records(uninterrupted: Path, t
     code, _, errors = process.wait()
     assert code == 130
     last = errors.splitlines()[-1]
-    assert last.startswith(f"hullo: stopped; what was done is kept in {tmp_path}; resume with: hullo reproduce")
+    assert last.startswith(f"hullo: stopped; progress is saved in {tmp_path}; resume with: hullo reproduce")
     assert "'convex(identity,relu)'" in last
     assert checkpoint_times(tmp_path)
     (begun,) = Checkpoints(tmp_path / "checkpoints").started()

@@ -43,7 +43,7 @@ def test_signal_ends_any_command_with_one_line(name: str, endings: dict[str, dic
     assert ending["code"] == 128 + number, ending["stderr"]
     assert ending["seconds"] < PROMPT
     message = ending["stderr"].removeprefix("note: another process is fetching cifar10; waiting for it\n")
-    expected = "stopped; what was done is kept in new" if name.startswith("train waits") else WORDS[number]
+    expected = "stopped; progress is saved in new" if name.startswith("train waits") else WORDS[number]
     assert message.startswith(f"hullo: {expected}")
     assert message.count("\n") == 1
     assert not [file for file in ending["files"] if file.endswith((".part", ".png", ".html"))]

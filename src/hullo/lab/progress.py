@@ -30,10 +30,8 @@ class Progress:
             *columns, TimeElapsedColumn(), console=console, disable=quiet or not console.is_terminal
         )
         self._task = self._bar.add_task("starting", total=None)
-        self._step_console = PipeConsole(stderr=True, quiet=quiet or console.is_terminal)
-        self._log_console = console if console.is_terminal and not quiet else self._step_console
-        self._note_console = console if console.is_terminal else PipeConsole(stderr=True)
-        self._done = 0
+        self._console = console if console.is_terminal else PipeConsole(stderr=True)
+        self._quiet, self._done = quiet, 0
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -46,7 +44,8 @@ class Progress:
         """Start a step after `done` of `total` steps."""
         self._done = done
         self._bar.update(self._task, completed=done, total=total, description=name)
-        self._step_console.print(f"[{done + 1}/{total}] {name}", soft_wrap=True, highlight=False, markup=False)
+        if not self._quiet and not self._console.is_terminal:
+            self._print(f"[{done + 1}/{total}] {name}")
 
     def describe(self, text: str) -> None:
         """Say on a terminal what is happening before the first step."""
@@ -59,8 +58,12 @@ class Progress:
     def log(self, text: str, done: int, total: int) -> None:
         """Print one line about one of several concurrent steps, `done` of `total` being finished."""
         self._bar.update(self._task, completed=done, total=total, description=f"{done} of {total}")
-        self._log_console.print(text, soft_wrap=True, highlight=False, markup=False)
+        if not self._quiet:
+            self._print(text)
 
     def note(self, text: str) -> None:
         """Print a note."""
-        self._note_console.print(f"note: {text}", soft_wrap=True, highlight=False, markup=False)
+        self._print(f"note: {text}")
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, soft_wrap=True, highlight=False, markup=False)

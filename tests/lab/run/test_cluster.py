@@ -154,7 +154,7 @@ def test_killed_task_killed_command_and_stopped_command_are_resumed(
     assert code == 130
     started, stopped = errors.splitlines()
     assert started == f"{COLUMN}: 3 networks started on {socket.gethostname()}"
-    assert stopped.startswith(f"hullo: stopped; what was done is kept in {tmp_path}; resume with: hullo reproduce")
+    assert stopped.startswith(f"hullo: stopped; progress is saved in {tmp_path}; resume with: hullo reproduce")
     (stopped_at,) = reached(tmp_path)
 
     output, errors = start(*REPRODUCE, *CPU, "--output", tmp_path).finish()  # without a cluster, too

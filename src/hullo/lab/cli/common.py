@@ -156,4 +156,4 @@ def resumable(output: Path) -> Iterator[None]:
         with writing(output, f"choose another directory with --output; finished runs are kept, resume with: {command}"):
             yield
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"stopped; what was done is kept in {output}; resume with: {command}") from None
+        raise KeyboardInterrupt(f"stopped; progress is saved in {output}; resume with: {command}") from None

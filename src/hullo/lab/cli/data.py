@@ -31,7 +31,7 @@ def _find(name: str, data_dir: Path | None) -> Copy | Pack:
 
 @data.command()
 def fetch(names: NamesArgument = None, data_dir: DataOption = None, quiet: QuietOption = False) -> None:
-    """Download data sets from their official addresses, unless they are there already."""
+    """Download missing data sets from their official addresses."""
     from hullo.lab.data import RELEASES, Copy, DataError
     from hullo.lab.data.fetch import fetch
 

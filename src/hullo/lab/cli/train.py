@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def train(
     network: Annotated[
         str,
-        typer.Argument(metavar="NETWORK", help=f"{', '.join(RECIPES)}, or a network of your own: my_network.py:Net."),
+        typer.Argument(metavar="NETWORK", help=f"{', '.join(RECIPES)}, or your own: my_network.py:Net."),
     ],
     dataset: Annotated[
         str,
@@ -40,7 +40,7 @@ def train(
         typer.Option(
             help="A base function such as relu, or a hull: 'affine(relu,tanh)'.",
             metavar="<str>",
-            show_default="relu; a network of your own keeps its activations",
+            show_default="relu; your own network keeps its activations",
         ),
     ] = None,
     seed: Annotated[

@@ -54,7 +54,7 @@ class OwnNetwork:
         file, _, attribute = text.rpartition(":") if ":" in text else (text, "", "")
         path = Path(file).absolute()
         if not path.is_file():
-            raise ValueError(f"{file!r} is not a file; give a network of your own as my_network.py:Net")
+            raise ValueError(f"{file!r} is not a file; give your own network as my_network.py:Net")
         with explain(path, attribute):
             module, contents = _run(path)
         stem, digest = re.sub(r"[^\w.-]", "_", path.stem), hashlib.sha256(b"\0".join(contents)).hexdigest()

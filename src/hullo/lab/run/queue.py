@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 
 from hullo.lab.errors import RunError
@@ -47,7 +46,7 @@ class RunQueue:
     def __post_init__(self) -> None:
         self.specs = list(dict.fromkeys(self.specs))
 
-    @cached_property
+    @property
     def records(self) -> Records:
         return Records(self.output / "records.jsonl")
 

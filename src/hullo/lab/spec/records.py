@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import itertools
 import json
 import os
@@ -106,8 +107,9 @@ class Record:
         return json.dumps(values, allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
     @classmethod
+    @functools.cache
     def parse(cls, line: bytes) -> Record:
-        """Parse the record of a line; raise a ValueError that says what is wrong with it."""
+        """Parse and validate a line, once in a process; raise a ValueError that says what is wrong with it."""
         try:
             values = json.loads(line.decode(), parse_constant=_refuse_constant)
             if not isinstance(values, dict) or values.pop("version", None) != VERSION:
@@ -225,7 +227,7 @@ def make_record(
 
 
 class Records:
-    """A file of records, to which several processes may append; each line is validated once.
+    """A file of records, to which several processes may append.
 
     A process that is killed while it writes leaves an incomplete last line, which is ignored; the next process that
     writes removes it. A last line that lacks only its end, as some editors leave it, is complete.
@@ -233,10 +235,6 @@ class Records:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._parsed: dict[bytes, Record] = {}  # by line
-
-    def __reduce__(self) -> tuple[type[Records], tuple[Path]]:
-        return Records, (self.path,)  # other processes read the file themselves
 
     def read(self) -> list[Record]:
         """Return all records in the order of the file; raise a ValueError if a line is not a record."""
@@ -254,11 +252,10 @@ class Records:
             if not line.strip():
                 continue
             try:
-                record = self._parsed.get(line) or Record.parse(line)
+                record = Record.parse(line)
                 first, earlier = known.setdefault(record.spec, (number, record))
                 if earlier != record:
                     raise ValueError(f"spec: line {first} has another record of the same run")
-                self._parsed[line] = record
             except ValueError as error:
                 flaws.append(f"{self.path}, line {number}: {error}")
         return [record for _, record in known.values()], flaws

@@ -140,8 +140,8 @@ class Spec:
         if isinstance(self.optimizer, str):
             object.__setattr__(self, "optimizer", self.optimizer.lower())  # "AdamW", as PyTorch spells it
         for name, value, names, own, how in (
-            ("network", self.network, RECIPES, OWN_NETWORK, "one of your own as my_network.py:Net"),
-            ("data set", self.data, AUGMENTATIONS, OWN_DATA, "a path to one of your own, as in ./images or ./x.npz"),
+            ("network", self.network, RECIPES, OWN_NETWORK, "your own as my_network.py:Net"),
+            ("data set", self.data, AUGMENTATIONS, OWN_DATA, "a path to your own, as in ./images or ./x.npz"),
         ):
             if value not in names and not own.fullmatch(value):
                 raise ValueError(f"unknown {name} {value!r}; available: {', '.join(names)}, or give {how}")

@@ -251,7 +251,7 @@ def test_stopped_packing_resumes(tmp_path, pack, how):
     assert 1 <= len(before) < 5
     if how == signal.SIGINT:
         assert process.returncode == 130
-        assert f"hullo: stopped; what was done is kept in {packed}; resume with: hullo " in message
+        assert f"hullo: stopped; progress is saved in {packed}; resume with: hullo " in message
         assert "Traceback" not in message
         assert not list(packed.glob(".*.part"))
     finished = set(before) & {path.with_suffix(".npy").name for path in packed.glob("*.npz")}
