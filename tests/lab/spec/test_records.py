@@ -59,21 +59,18 @@ def test_records_take_the_name_of_a_file(records: Records) -> None:
 
 
 def test_each_line_is_validated_once(records: Records, monkeypatch: pytest.MonkeyPatch) -> None:
-    records.add(several(3))
-    assert len(records.read()) == 3
-    parsed: list[bytes] = []
-    parse = Record.parse
-    monkeypatch.setattr(Record, "parse", lambda line: (parsed.append(line), parse(line))[1])
-    assert records.read() == several(3)
-    assert parsed == []
-    Records(records.path).add(several(1, start=3))  # by another process
-    parsed.clear()
-    assert records.find([several(1, start=3)[0].spec, several(1, start=5)[0].spec]).keys() == {
-        several(1, start=3)[0].spec
-    }
-    assert len(parsed) == 1
-    records.path.write_bytes(b"".join(record.line() for record in several(2)))  # replaced
-    assert records.read() == several(2)
+    checked: list[int] = []
+    check = Record._check
+    monkeypatch.setattr(Record, "_check", lambda self: (checked.append(self.spec.seed), check(self))[1])
+    records.path.parent.mkdir()
+    records.path.write_bytes(b"".join(record.line() for record in several(3, start=700)))
+    for _ in range(2):
+        assert Records(records.path).read() == several(3, start=700)
+    assert checked == [700, 701, 702]
+    with records.path.open("ab") as file:  # by another process
+        file.write(several(1, start=703)[0].line())
+    assert len(records.find(record.spec for record in several(9, start=702))) == 2
+    assert checked == [700, 701, 702, 703]
 
 
 def test_records_are_read_in_order_one_per_line(records: Records) -> None:
