@@ -3,40 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from hullo.lab.cli.common import DataOption, QuietOption, console, flag, resumable
-
-if TYPE_CHECKING:
-    from hullo.lab.data import Copy
-    from hullo.lab.data.ilsvrc2012.pack import Pack
 
 data = typer.Typer(no_args_is_help=True, help="Fetch, check, list and pack data sets.")
 
 NamesArgument = Annotated[list[str] | None, typer.Argument(help="Names of data sets.", show_default="all")]
 
 
-def _find(name: str, data_dir: Path | None) -> Copy | Pack:
-    """Return a data set in the data directory, whether it is there or not."""
-    from hullo.lab.data import data_root, find
-    from hullo.lab.data.ilsvrc2012.pack import Pack
-    from hullo.lab.spec.recipes import AUGMENTATIONS, STREAMED
-
-    if name not in AUGMENTATIONS:
-        raise ValueError(f"unknown data set {name!r}; available: {', '.join(AUGMENTATIONS)}")
-    return Pack(data_root(data_dir) / name / "packed") if name in STREAMED else find(name, data_dir)
-
-
 @data.command()
 def fetch(names: NamesArgument = None, data_dir: DataOption = None, quiet: QuietOption = False) -> None:
     """Download missing data sets from their official addresses."""
-    from hullo.lab.data import RELEASES, Copy, DataError
+    from hullo.lab.data import RELEASES, DataError, find
     from hullo.lab.data.fetch import fetch
+    from hullo.lab.data.ilsvrc2012.pack import Pack
 
-    for item in [_find(name, data_dir) for name in names or RELEASES]:
-        if not isinstance(item, Copy):
+    for item in [find(name, data_dir) for name in names or RELEASES]:
+        if isinstance(item, Pack):
             raise DataError(item.instructions)
         fetch(item, console(), quiet=quiet)
         typer.echo(f"{item.release.name} is ready in {item.folder}")
@@ -48,13 +34,13 @@ def check(names: NamesArgument = None, data_dir: DataOption = None, quiet: Quiet
 
     Without names, ilsvrc2012 is checked only if some of its files exist: it cannot be fetched.
     """
-    from hullo.lab.data import RELEASES, data_root
+    from hullo.lab.data import RELEASES, data_root, find
     from hullo.lab.data.ilsvrc2012.pack import NAME
     from hullo.lab.progress import Progress
 
     by_default = [*RELEASES, *([NAME] if any((data_root(data_dir) / NAME).glob("*")) else [])]
     is_intact = True
-    for item in [_find(name, data_dir) for name in names or by_default]:
+    for item in [find(name, data_dir) for name in names or by_default]:
         with Progress(console(), quiet=quiet) as progress:
             ready, lines = item.check(progress)
         is_intact = is_intact and ready
@@ -68,14 +54,14 @@ def list_data(data_dir: DataOption = None) -> None:
     """List data sets with their state and location."""
     from rich.table import Table
 
-    from hullo.lab.data import RELEASES
+    from hullo.lab.data import RELEASES, find
     from hullo.lab.data.ilsvrc2012.pack import NAME
 
     table = Table("data set", "content", "size", box=None, pad_edge=False)
     table.add_column("state", no_wrap=True)
     table.add_column("location", overflow="fold")
     for name in (*RELEASES, NAME):
-        table.add_row(*_find(name, data_dir).overview())
+        table.add_row(*find(name, data_dir).overview())
     console().print(table)
 
 

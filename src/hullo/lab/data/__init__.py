@@ -9,8 +9,10 @@ import torch
 
 from hullo.lab.data import cifar10, fashion_mnist, sample
 from hullo.lab.data.dataset import Dataset
+from hullo.lab.data.ilsvrc2012.pack import Pack
 from hullo.lab.data.own_data import open_data
 from hullo.lab.data.release import Copy, DataError, data_root
+from hullo.lab.spec.recipes import AUGMENTATIONS, STREAMED
 
 RELEASES = {module.RELEASE.name: module.RELEASE for module in (fashion_mnist, cifar10, sample)}
 OWN: dict[str, Dataset] = {}
@@ -23,12 +25,12 @@ def register(dataset: Dataset) -> str:
     return dataset.name
 
 
-def find(name: str, data_dir: str | os.PathLike[str] | None = None) -> Copy:
-    """Return the copy of a data set in a data directory, or the one that is part of the package."""
+def find(name: str, data_dir: str | os.PathLike[str] | None = None) -> Copy | Pack:
+    """Return a data set in a data directory, or one that is part of the package; its files may be missing."""
+    if name in STREAMED:
+        return Pack(data_root(data_dir) / name / "packed")
     if name not in RELEASES:
-        raise ValueError(
-            f"unknown data set {name!r}; available: {', '.join(RELEASES)}; ilsvrc2012 is read from its pack instead"
-        )
+        raise ValueError(f"unknown data set {name!r}; available: {', '.join(AUGMENTATIONS)}")
     release = RELEASES[name]
     return Copy(release, Path(__file__).parent if release.address is None else data_root(data_dir))
 
@@ -43,7 +45,10 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, device: str 
     """
     if name in OWN:
         return OWN[name].to(device)
-    return find(name, data_dir).load().to(device)
+    found = find(name, data_dir)
+    if isinstance(found, Pack):
+        raise ValueError(f"{name} is streamed from {found.folder}, not loaded; it has its own validation images")
+    return found.load().to(device)
 
 
 __all__ = ["OWN", "RELEASES", "Copy", "DataError", "Dataset", "data_root", "find", "load", "open_data", "register"]

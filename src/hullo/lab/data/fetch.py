@@ -63,9 +63,10 @@ def _download(copy: Copy, file: File, progress: Progress) -> bytes:
                 content += chunk
                 progress.update(min(len(content) / file.size, 1.0))
     except (OSError, HTTPException) as error:
+        reason = getattr(error, "reason", error)  # without <urlopen error ...>
         if isinstance(error, HTTPError):
             error.close()
-        reason = getattr(error, "reason", error)
+            reason = error
         raise DataError(f"cannot fetch {url}: {reason}; {remedy}") from error
     return file.verify(bytes(content), url, remedy)
 

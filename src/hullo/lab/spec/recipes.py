@@ -112,25 +112,18 @@ class Augmentation:
         >>> str(Augmentation.parse("none"))
         'none'
         """
-        augmentation = cls()
+        parts = [] if text == "none" else text.split(",")
+        shifts = [part for part in parts if part.startswith("shift:")]
         try:
-            for part in () if text == "none" else text.split(","):
-                name, colon, number = part.partition(":")
-                if name == "shift":
-                    value: float | bool = float(number)
-                    if not 0 < value < 1:
-                        raise ValueError
-                elif name in ("flip", "crop") and not colon:
-                    value = True
-                else:
-                    raise ValueError
-                augmentation = cls(**vars(augmentation) | {name: value})
+            amount = float(shifts[-1].removeprefix("shift:")) if shifts else 0.0
+            if not set(parts) <= {"flip", "crop", *shifts} or not 0 <= amount < 1:
+                raise ValueError
         except ValueError:
             raise ValueError(
                 f"augment={text!r}: must be none, or flip and shift:F with a fraction F of each side between 0 and 1, "
                 "as in flip,shift:0.1"
             ) from None
-        return augmentation
+        return cls("flip" in parts, amount, "crop" in parts)
 
     def __str__(self) -> str:
         shift = [f"shift:{self.shift:g}"] if self.shift else []

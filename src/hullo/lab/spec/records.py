@@ -99,12 +99,9 @@ class Record:
     def line(self) -> bytes:
         """Return the record as one line of JSON."""
         values = {"version": VERSION, "id": self.spec.id, **asdict(self), "spec": self.spec.to_dict()}
-        if not self.layers:
-            del values["layers"]
-        if self.metric == ACCURACY:
-            for name in _OF_METRIC:
-                del values[name]
-        return json.dumps(values, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+        hidden = (*([] if self.layers else ["layers"]), *(_OF_METRIC if self.metric == ACCURACY else []))
+        shown = {name: value for name, value in values.items() if name not in hidden}
+        return json.dumps(shown, allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
     @classmethod
     @functools.cache

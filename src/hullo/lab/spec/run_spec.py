@@ -34,9 +34,16 @@ SETTING = re.compile(r"(?!(?:network|data|activation|seed|epochs)=)[^\W\d]\w*=[^
 """A setting of such a run; the number of epochs is counted, and the others have fields of their own."""
 
 
-def setting(default: Any, help_text: str, shown: str) -> Any:
-    """Return a field that the command line has as an option, with its help, and its default as help shows it."""
-    return field(default=default, metadata={"help": help_text, "show_default": shown})
+def _setting(default: Any, help_text: str, shown: str = "") -> Any:
+    """Return a field that the command line has as an option, with its help."""
+    return field(default=default, metadata={"help": help_text, "show_default": shown or str(default)})
+
+
+def _of_recipe(name: str, help_text: str) -> Any:
+    """Return the field of a setting whose default is in the recipe of the network."""
+    recipes = {"": Recipe, "AlexNet: ": RECIPES["alexnet"], "your own: ": OWN_RECIPE}
+    shown = "; ".join(f"{network}{getattr(recipe, name)}" for network, recipe in recipes.items())
+    return _setting(getattr(Recipe, name), help_text, shown)
 
 
 @dataclass(frozen=True)
@@ -71,31 +78,24 @@ class Spec:
     data: str
     activation: str
     seed: int = 0
-    epochs: int = setting(Recipe.epochs, "Number of epochs.", "50; AlexNet: 90; your own: 20")
-    batch_size: int = setting(Recipe.batch_size, "Samples per batch.", "32; AlexNet: 256; your own: 64")
-    optimizer: str = setting(
-        Recipe.optimizer, "rmsprop, sgd (momentum 0.9), adam or adamw.", "rmsprop; AlexNet: sgd; your own: adam"
-    )
-    lr: float = setting(Recipe.lr, "The learning rate.", "0.0001; AlexNet: 0.01; your own: 0.001")
-    schedule: str = setting(
-        Recipe.schedule,
+    epochs: int = _of_recipe("epochs", "Number of epochs.")
+    batch_size: int = _of_recipe("batch_size", "Samples per batch.")
+    optimizer: str = _of_recipe("optimizer", "rmsprop, sgd (momentum 0.9), adam or adamw.")
+    lr: float = _of_recipe("lr", "The learning rate.")
+    schedule: str = _of_recipe(
+        "schedule",
         "Learning rate schedule: constant; cosine, to 0 in the last epoch; inverse:D, lr / (1 + D * updates); step:N, "
-        "divided by 10 every N epochs.",
-        "inverse:1e-06; AlexNet: step:EPOCHS/4.5; your own: constant",
+        "divided by 10 every N epochs (AlexNet's N scales with --epochs).",
     )
-    weight_decay: float = setting(
-        Recipe.weight_decay, "Weight decay of weights, not of biases, norms and coefficients.", "0; AlexNet: 0.0005"
-    )
-    coefficient_lr_scale: float = setting(1.0, "Learning rate of the coefficients, as a multiple of --lr.", "1")
-    augment: str = setting(
+    weight_decay: float = _of_recipe("weight_decay", "Weight decay of weights, not of biases, norms and coefficients.")
+    coefficient_lr_scale: float = _setting(1.0, "Learning rate of the coefficients, as a multiple of --lr.")
+    augment: str = _setting(
         "",
         "Augmentation of training images: none, flip, shift:F, or flip,shift:F.",
-        "flip,shift:0.1; your own: none",
+        f"{AUGMENTATIONS['cifar10']}; your own: none",
     )
-    precision: str = setting("float32", "float32, or bfloat16: mixed precision by autocast.", "float32")
-    val_size: int = setting(
-        0, "Number or fraction of training samples to hold out for validation, as in 5000 or 0.1.", "0"
-    )
+    precision: str = _setting("float32", "float32, or bfloat16: mixed precision by autocast.")
+    val_size: int = _setting(0, "Number or fraction of training samples to hold out for validation, as in 5000 or 0.1.")
     settings: str | None = None
 
     def __post_init__(self) -> None:
@@ -184,10 +184,8 @@ class Spec:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields that describe the run, as records hold them."""
-        names = (
-            ("epochs", "settings") if self.settings is not None else [name for name in SETTING_TYPES if name != "seed"]
-        )
-        return {name: getattr(self, name) for name in ("network", "data", "activation", "seed", *names)}
+        more = self.conditions if self.settings is None else {"epochs": self.epochs, "settings": self.settings}
+        return {"network": self.network, "data": self.data, "activation": self.activation, "seed": self.seed, **more}
 
     @classmethod
     def parse(cls, text: str) -> Spec:
