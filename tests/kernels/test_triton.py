@@ -154,6 +154,20 @@ def test_an_address_that_is_not_aligned_is_served() -> None:
     check(x[1:], gradient[1:], raw, spec)
 
 
+@pytest.mark.parametrize("length", [3, 1025, 2047, 6145])
+@pytest.mark.parametrize("bases", [TRIO, SIX], ids=len)
+def test_single_runs_of_odd_lengths(bases: tuple[hullo.Base, ...], length: int) -> None:
+    """Tiles that are whole have no mask; the last one, which is not, ends before other numbers in memory."""
+    x, gradient, raw = random_case((length,), 1, len(bases), torch.contiguous_format)
+    spec = CombineSpec(bases, get_parametrization("recentred"), 0)
+    check(x, gradient, raw, spec)
+    beyond = torch.full((length + 13,), 7.0, device=DEVICE)
+    launches, *_ = kernels._arrange(spec, False, raw, x)
+    launches.forward(x, raw, beyond[:length])
+    assert (beyond[length:] == 7).all()
+    torch.testing.assert_close(beyond[:length], kernels.forward(x, raw, spec))
+
+
 @pytest.mark.parametrize("shape", [(0,), (0, 4, 3), ()])
 def test_empty_and_0d_inputs(shape: tuple[int, ...]) -> None:
     x, raw = torch.randn(shape, device=DEVICE), torch.full((3,), 1 / 3, device=DEVICE)
@@ -246,6 +260,7 @@ def test_tiles_cover_every_element_once(
             inside = (down + rows[:, None] < outer) & (right + columns < span)
             inside &= (lane * span + columns < width) | (by_column is None)
             assert inside.all() or not tiling.constants["EVEN"]
+            assert not tiling.constants["SINGLE"] or inside.all() == (right + len(columns) <= span)
             at = (down + rows[:, None]) * width + lane * span + right + columns
             counts[at[inside]] += 1
     assert (counts == 1).all()

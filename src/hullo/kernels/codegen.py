@@ -113,7 +113,7 @@ def over_tiles(inputs: list[str], work: list[str]) -> list[str]:
     next tiles are loaded."""
     lines = _TILE.strip().splitlines()
     for name in inputs:
-        lines += [f"{name} = widen(tl.load({name}_ptr + start + at, mask=inside, other=0.0))"]
+        lines += [f"{name} = widen(load({name}_ptr + start + at, inside, whole, SINGLE))"]
     lines += work
     return [
         "if ONE_TILE:",
@@ -126,7 +126,7 @@ def over_tiles(inputs: list[str], work: list[str]) -> list[str]:
 
 
 def store(name: str) -> str:
-    return f"tl.store({name}_ptr + start + at, {name}.to({name}_ptr.dtype.element_ty), mask=inside)"
+    return f"store({name}_ptr + start + at, {name}.to({name}_ptr.dtype.element_ty), inside, whole, SINGLE)"
 
 
 def store_sums(rows: Sequence[Mapping[int, float]], count: int, halves: tuple[int, int] | None = None) -> list[str]:
@@ -233,7 +233,7 @@ _TEMPLATE = """
 def forward(
     x_ptr, raw_ptr, y_ptr, outer, inner, width, span, tiles, tiles_across, splits,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, BY_COLUMN: tl.constexpr, EVEN: tl.constexpr, ONE_TILE: tl.constexpr,
-    FLAT: tl.constexpr, BIG: tl.constexpr, STAGES: tl.constexpr,
+    FLAT: tl.constexpr, SINGLE: tl.constexpr, BIG: tl.constexpr, STAGES: tl.constexpr,
 ):
     $PROLOGUE
     $COEFFICIENTS
@@ -246,7 +246,8 @@ def forward(
 def backward(
     dy_ptr, x_ptr, raw_ptr, dx_ptr, partial_ptr, outer, inner, width, span, tiles, tiles_across, splits, stride_n,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, BY_COLUMN: tl.constexpr, EVEN: tl.constexpr, ONE_TILE: tl.constexpr,
-    FLAT: tl.constexpr, BIG: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr, PER_SUM: tl.constexpr,
+    FLAT: tl.constexpr, SINGLE: tl.constexpr, BIG: tl.constexpr, STAGES: tl.constexpr,
+    EARLY: tl.constexpr, PER_SUM: tl.constexpr,
 ):
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
@@ -288,7 +289,8 @@ def second(
     v_ptr, dy_ptr, x_ptr, raw_ptr, w_ptr, ddy_ptr, dx_ptr, partial_ptr,
     outer, inner, width, span, tiles, tiles_across, splits, stride_n,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, BY_COLUMN: tl.constexpr, EVEN: tl.constexpr, ONE_TILE: tl.constexpr,
-    FLAT: tl.constexpr, BIG: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr, PER_SUM: tl.constexpr,
+    FLAT: tl.constexpr, SINGLE: tl.constexpr, BIG: tl.constexpr, STAGES: tl.constexpr,
+    EARLY: tl.constexpr, PER_SUM: tl.constexpr,
 ):
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
@@ -302,8 +304,12 @@ def second(
 """
 
 _PROLOGUE = """
-split = tl.program_id(0) % splits
-lane = tl.program_id(0) // splits
+if SINGLE:
+    split = tl.program_id(0)
+    lane = 0
+else:
+    split = tl.program_id(0) % splits
+    lane = tl.program_id(0) // splits
 rows = tl.arange(0, ROWS)[:, None]
 columns = tl.arange(0, COLUMNS)[None, :]
 at = rows * width + columns
@@ -327,6 +333,7 @@ if BIG:
     across = across.to(tl.int64)
 across *= COLUMNS
 start = down * width + lane * span + across
+whole = across + COLUMNS <= span
 if EVEN:
     inside = tl.full([ROWS, COLUMNS], True, tl.int1)
 else:

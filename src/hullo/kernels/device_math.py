@@ -6,6 +6,7 @@ beside them.
 """
 
 # mypy: ignore-errors
+# ruff: noqa: N803 (constants are in capitals, in Triton)
 from __future__ import annotations
 
 import torch
@@ -26,6 +27,30 @@ def widen_by_pairs(x):
     """Convert bfloat16 with one instruction per element; the compiler takes three for two."""
     text: tl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
     return tl.inline_asm_elementwise(text, "=r,=r,r", [x], dtype=tl.float32, is_pure=True, pack=2)
+
+
+@triton.jit
+def load(pointers, inside, whole, SINGLE: tl.constexpr):
+    """Load a tile. In a single run, all tiles but the last are whole: without a mask, they are loaded 16 bytes at once
+    also where the length of the run is no multiple of 16."""
+    if not SINGLE:
+        return tl.load(pointers, mask=inside, other=0.0)
+    if whole:  # noqa: SIM108
+        x = tl.load(pointers)
+    else:
+        x = tl.load(pointers, mask=inside, other=0.0)
+    return x
+
+
+@triton.jit
+def store(pointers, value, inside, whole, SINGLE: tl.constexpr):
+    if SINGLE:
+        if whole:
+            tl.store(pointers, value)
+        else:
+            tl.store(pointers, value, mask=inside)
+    else:
+        tl.store(pointers, value, mask=inside)
 
 
 @triton.jit
@@ -339,6 +364,7 @@ PRECISE = {
     "erf": erf,
     "exp": exp,
     "expm1": expm1,
+    "load": load,
     "log1p": log1p,
     "divide": divide,
     "minimum": minimum,
@@ -350,6 +376,7 @@ PRECISE = {
     "sqrt": sqrt,
     "square": square,
     "step": step,
+    "store": store,
     "tanh": tanh,
     "where": where,
     "widen": widen,

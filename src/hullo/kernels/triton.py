@@ -288,6 +288,7 @@ def tile(
         "EVEN": outer % rows == span % columns == width % span == 0,
         "ONE_TILE": splits == tiles,
         "FLAT": outer <= rows,
+        "SINGLE": lanes == rows == 1 and outer == 1 and span % columns != 0,
         "BIG": outer * width + size >= 2**31,
         "STAGES": stages,
     }
