@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from hullo.lab.comparison import Result, engine, work
 from hullo.lab.comparison.budget import Clock, OutOfTime, Plan, make_plan
 from hullo.lab.comparison.candidates import Candidate, prepare, seeded
 from hullo.lab.comparison.data import read_data
-from hullo.lab.comparison.decision import FRESH, UNDECIDED, Trial
+from hullo.lab.comparison.decision import FRESH, UNDECIDED, Choice, Trial
 from hullo.lab.comparison.store import score_of
 from hullo.lab.comparison.task import make_task
 from hullo.lab.comparison.trial import Setup, TrialLoop
@@ -284,7 +285,7 @@ def test_a_metric_of_your_own_sees_all_outputs(tmp_path: Path) -> None:
     options = FAST | {"candidates": ["tanh"], "output": tmp_path}
     result = compare(mlp, (X, LABELS), metric=share, **options)
     assert result.task.name == "share"
-    assert result.worth == pytest.approx(result.rows[0].validation / 100)
+    assert result.worth == pytest.approx(max(result.choice.values("own").values()) / 100)
     percent = compare(mlp, (X, LABELS), **options).store.scores()
     scores = result.store.scores()
     assert scores.keys() & percent.keys()
@@ -326,8 +327,18 @@ def test_candidates_that_cannot_share_a_population_get_their_own() -> None:
             raise ValueError("of another structure")
 
     found, notes = prepare(seeded(mlp, X), ["tanh", "hull", "gelu"], X, probe)
-    assert [item.group for item in found] == [0, 1, 1, 1]
-    assert "in 2 populations, since their structures differ: original; tanh, hull, gelu" in notes[0]
+    assert [item.group for item in found] == ["original", "the others", "the others", "the others"]
+    assert "in 2 populations" in notes[0]
+
+
+def test_populations_have_complete_pairs_first_even_if_the_original_is_apart() -> None:
+    setup: Any = SimpleNamespace(candidates={"own": SimpleNamespace(group="a"), "gelu": SimpleNamespace(group="b")})
+    nothing: Any = None
+    plan = Plan((0.1,), members=6)
+    made = engine.Engine(setup, nothing, work.Here(torch.device("cpu")), nothing, nothing, nothing, plan, 1, 1, 1.0)
+    trials = Choice(rates={"own": 0.1, "gelu": 0.1}, challenger="gelu").confirmation(8)
+    first, second = made._populations(trials)
+    assert {trial.seed for trial in first} == {trial.seed for trial in second} == {FRESH, FRESH + 1, FRESH + 2}
 
 
 def test_a_loader_with_a_generator_of_its_own_has_the_same_order_for_all() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from statistics import stdev
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,6 +26,7 @@ from hullo.lab.comparison.decision import (
     choose,
     confirm,
     count_trials,
+    half_over_examples,
     judge,
 )
 
@@ -91,6 +93,37 @@ def test_differences_that_are_skewed_are_told_apart_as_rarely() -> None:
 
 def test_a_planted_gain_is_found() -> None:
     assert rate(WINS, {"hull": 1.5}, worth=0.5, diverging=0.02, count=100) > 0.9
+
+
+@pytest.mark.parametrize(("seeds", "examples"), [(8, 60), (24, 120)])
+def test_the_interval_over_examples_covers_the_gain_with_other_examples_and_that_over_seeds_does_not(
+    seeds: int, examples: int
+) -> None:
+    generator, covered, covered_by_seeds = torch.Generator().manual_seed(0), 0, 0
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    for _ in range(500):
+        table = 0.3 + draw(examples) + 0.1 * draw(seeds, 1) + draw(seeds, examples)
+        found = judge(table.mean(1).tolist(), [0.0] * seeds, worth=1.0)
+        covered += abs(found.gain - 0.3) <= half_over_examples(found, table.mean(0).tolist())
+        covered_by_seeds += abs(found.gain - 0.3) <= found.half
+    assert 0.93 < covered / 500 < 0.995
+    assert covered_by_seeds / 500 < 0.9
+
+
+@pytest.mark.parametrize("skew", [False, True])
+def test_intervals_cover_the_gain_at_the_level_of_their_look(skew: bool) -> None:
+    looks, covered = (4, 8, 16), [0, 0, 0]
+    for seed in range(1000):
+        draw = random.Random(seed)
+        one, two = ([draw.expovariate(1) if skew else draw.gauss(0, 1) for _ in range(16)] for _ in range(2))
+        for number, count in enumerate(looks):
+            found = judge([0.3 + value for value in one[:count]], two[:count], 1.0, number + 1)
+            covered[number] += abs(found.gain - 0.3) <= found.half
+    for number, hits in enumerate(covered):
+        assert hits / 1000 > 1 - alpha_of(number + 1) - 0.015
 
 
 def test_seven_looks_at_equal_networks_err_in_one_twentieth() -> None:

@@ -67,9 +67,9 @@ def test_classes_without_samples_in_a_part_are_said(tmp_path: Path) -> None:
     [
         (["1,2", "1,2", "3,4"], "must name the columns"),
         (["x,y"], "header"),
-        (["x,x", "1,2"], "same name"),
+        (["x,x", "1,2"], "each differently"),
         (["x,y", "1,2", "1"], "line 3"),
-        (["x,y", ",2", "1,"], "missing values"),
+        (["x,y", ",2", "1,"], "has all values"),
         (["y", "1", "2"], "only the column"),
     ],
 )

@@ -21,7 +21,7 @@ def compare(
         float | None,
         typer.Option(
             help="The smallest gain that would make you change the activation, in units of the metric.",
-            show_default="0.3 points of accuracy, or 1 % of the original's score",
+            show_default="0.3 points of accuracy, or 1 % of the original's best score",
         ),
     ] = None,
     candidate: Annotated[

@@ -23,14 +23,13 @@ from hullo.population import Population
 from hullo.recognition.probe import read_module
 
 ORIGINAL_LABEL = "original"
-"""The label of the original."""
 HULL = "hull"
 """The name of the learned hull that starts as what it replaces, until that is known."""
 DEFAULT = ("relu", "gelu", "silu", "prelu", HULL, "affine(identity,relu,tanh)")
 Probe = Callable[[Population], object]
 """Runs a population; raises an exception if it does not compute what its members do."""
 Edit = Callable[[nn.Module, Tensor | None, bool], object]
-"""Replaces the activations of a network, given example inputs and whether to prove it."""
+"""Replaces the activations of a network, given example inputs and whether to compare the networks on them."""
 COEFFICIENT_LR_SCALE = 10.0
 """The recommended learning rate of coefficients, as a multiple of that of the weights."""
 
@@ -44,16 +43,16 @@ class Candidate:
     make: Callable[[int], nn.Module]  # builds the network from a seed
     edit: Edit | None = None  # None for the original
     scale: float = 1.0  # the learning rate of the coefficients, as a multiple of that of the weights
-    group: int | None = 0  # None if no population can take the network
+    group: str | None = ""  # None if no population can take the network
     structure: str = ""  # of the network, as PyTorch prints it
 
-    def build(self, seed: int, example: Tensor | None, *, prove: bool = False) -> nn.Module:
+    def build(self, seed: int, example: Tensor | None, *, compare: bool = False) -> nn.Module:
         """Return the network, initialized from a seed; the weights are the same for all candidates."""
         network = self.make(seed)
         if self.edit is not None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # an optimizer is made later
-                self.edit(network, example if prove or example is None else example[:2], prove)
+                self.edit(network, example if compare or example is None else example[:2], compare)
         return network
 
     def plain(self, network: nn.Module) -> nn.Module:
@@ -63,48 +62,6 @@ class Candidate:
     @property
     def row(self) -> ActivationSpec:
         return ActivationSpec.parse(self.name)
-
-
-def prepare(
-    make: Callable[[int], nn.Module], given: Sequence[Any], example: Tensor | None, probe: Probe
-) -> tuple[list[Candidate], list[str]]:
-    """Return the candidates, the original first, and notes on those that are left out or trained apart.
-
-    Candidates that cannot be applied, and those that the network already uses, are left out.
-    """
-    original = Candidate(ORIGINAL, ORIGINAL_LABEL, make)
-    network = original.build(0, example)
-    if not any(parameter.requires_grad for parameter in network.parameters()):
-        raise ValueError("the network has no parameters to train")
-    found, notes = {ORIGINAL: original}, []
-    for item in given:
-        candidate = original if item == ORIGINAL else _read(original, item)
-        is_function = candidate.name.startswith(f"{ORIGINAL}:")
-        if is_function and (count := sum(other.startswith(candidate.name) for other in found)):
-            again = f"_{count + 1}"  # another function of the same name
-            candidate = replace(candidate, name=candidate.name + again, label=candidate.label + again)
-        if candidate.name in found:
-            continue
-        try:
-            built = candidate.build(0, example, prove=True)
-            if candidate.name == HULL:
-                spelled = find_layers(built)[0]
-                if not spelled:
-                    raise ValueError("records cannot describe its hulls")
-                candidate = replace(candidate, name=max(spelled, key=lambda text: len(spelled[text])))
-        except (ValueError, RuntimeError, TypeError) as error:
-            if is_out_of_memory(error):
-                raise
-            notes.append(f"{candidate.label} is not compared: {' '.join(str(error).split())}")
-            continue
-        if _count(built) == _count(network) and _agree(built, network, example):
-            notes.append(f"{candidate.label} is not compared: the network already uses it")
-        else:
-            found.setdefault(candidate.name, replace(candidate, structure=str(built)))
-    if len(found) == 1:
-        reasons = dict.fromkeys(note.partition(" is not compared: ")[2] for note in notes)
-        raise ValueError(f"no candidate is left to compare with the original: {'; '.join(reasons)}")
-    return _group(list(found.values()), example, probe, notes), notes
 
 
 def seeded(factory: Callable[[], nn.Module], example: Tensor | None) -> Callable[[int], nn.Module]:
@@ -128,35 +85,77 @@ def seeded(factory: Callable[[], nn.Module], example: Tensor | None) -> Callable
     return make
 
 
-def _read(original: Candidate, item: Any) -> Candidate:
-    """Return the candidate of a name, a spelling or a function."""
+def prepare(
+    make: Callable[[int], nn.Module], given: Sequence[Any], example: Tensor | None, probe: Probe
+) -> tuple[list[Candidate], list[str]]:
+    """Return the candidates, the original first, and notes on those that are left out or trained apart.
+
+    Candidates that cannot be applied, and those that the network already uses, are left out.
+    """
+    original = Candidate(ORIGINAL, ORIGINAL_LABEL, make)
+    network = original.build(0, example)
+    if not any(parameter.requires_grad for parameter in network.parameters()):
+        raise ValueError("the network has no parameters to train")
+    found, reasons = {ORIGINAL: original}, {}
+    for item in given:
+        candidate = _read(original, item, list(found))
+        if candidate.name in found:
+            continue
+        try:
+            built = candidate.build(0, example, compare=True)
+            if candidate.name == HULL:
+                candidate = replace(candidate, name=_spell_hull(built))
+            if _count(built) == _count(network) and _agree(built, network, example):
+                raise ValueError("the network already uses it")
+            found.setdefault(candidate.name, replace(candidate, structure=str(built)))
+        except (ValueError, RuntimeError, TypeError) as error:
+            if is_out_of_memory(error):
+                raise
+            reasons[candidate.label] = " ".join(str(error).split())
+    if len(found) == 1:
+        raise ValueError(f"no candidate is left to compare with the original: {'; '.join({*reasons.values()})}")
+    candidates, notes = _group(list(found.values()), example, probe)
+    return candidates, [f"{label} is not compared: {reason}" for label, reason in reasons.items()] + notes
+
+
+def _read(original: Candidate, item: Any, names: Sequence[str]) -> Candidate:
+    """Return the candidate of a name, a spelling, a module of PyTorch or a function, beside others of some names."""
+    if isinstance(item, type) and issubclass(item, nn.Module) and not issubclass(item, Hull):
+        reading = read_module(item())
+        item = reading.known.name if reading is not None and reading.known is not None else item  # such as nn.Mish
     if item == HULL:
         return replace(original, name=HULL, label=HULL, edit=_replace_by(), scale=COEFFICIENT_LR_SCALE)
     if isinstance(item, str):
         row = ActivationSpec.parse(item)
         scale = 1.0 if row == PRELU or not row.learns else COEFFICIENT_LR_SCALE
 
-        def apply(network: nn.Module, example: Tensor | None, prove: bool) -> None:
-            apply_activation(network, row, example, compare=prove)
+        def apply(network: nn.Module, example: Tensor | None, compare: bool) -> None:
+            apply_activation(network, row, example, compare=compare)
 
         return replace(original, name=str(row), label=str(row), edit=apply, scale=scale)
-    if isinstance(item, type) and issubclass(item, nn.Module) and not issubclass(item, Hull):
-        reading = read_module(item())
-        if reading is not None and reading.known is not None:  # such as nn.Mish
-            return _read(original, reading.known.name)
     if not callable(item):
         raise TypeError(
             f"candidate {item!r}: give a name such as 'gelu', a spelling, or a function that returns a hull"
         )
     label = re.sub(r"[^\w.-]", "_", getattr(item, "__name__", "candidate")).strip("_")
+    if same := sum(name.startswith(f"{ORIGINAL}:{label}") for name in names):
+        label += f"_{same + 1}"
     edit = _replace_by(hull=item)
     return replace(original, name=f"{ORIGINAL}:{label}", label=label, edit=edit, scale=COEFFICIENT_LR_SCALE)
 
 
 def _replace_by(**options: Any) -> Edit:
-    return lambda network, example, prove: hullo.replace_activations(
-        network, example_inputs=example, compare=prove, **options
+    return lambda network, example, compare: hullo.replace_activations(
+        network, example_inputs=example, compare=compare, **options
     )
+
+
+def _spell_hull(network: nn.Module) -> str:
+    """Return the spelling of the hulls of a network; if there are several, of most layers."""
+    spelled, _ = find_layers(network)
+    if not spelled:
+        raise ValueError("records cannot describe its hulls")
+    return max(spelled, key=lambda text: len(spelled[text]))
 
 
 def _count(network: nn.Module) -> int:
@@ -172,29 +171,30 @@ def _agree(one: nn.Module, two: nn.Module, example: Tensor | None) -> bool:
     return isinstance(first, Tensor) and torch.allclose(first, second, rtol=1e-4, atol=1e-6)
 
 
-def _group(candidates: list[Candidate], example: Tensor | None, probe: Probe, notes: list[str]) -> list[Candidate]:
-    """Return candidates with their groups: one for all if possible, else as few as come up in their order."""
-    if not _why_apart(candidates, example, probe):
-        return candidates
-    groups: list[list[Candidate]] = []
-    alone, found = {}, []
-    for item in candidates:
-        number = None
-        if reason := _why_apart([item], example, probe):
-            alone[item.label] = reason
-        else:
-            fitting = (i for i, group in enumerate(groups) if not _why_apart([*group, item], example, probe))
-            number = next(fitting, len(groups))
-            groups[number:] = groups[number:] or [[]]
-            groups[number].append(item)
-        found.append(replace(item, group=number))
-    if len(groups) > 1:
-        parts = (", ".join(item.label for item in group) for group in groups)
-        notes.append(f"trained in {len(groups)} populations, since their structures differ: {'; '.join(parts)}")
-    if alone:
-        who = "all networks" if len(alone) == len(candidates) else ", ".join(alone)
-        notes.append(f"trained one by one: {who}; {next(iter(alone.values()))}")
-    return found
+def _group(candidates: list[Candidate], example: Tensor | None, probe: Probe) -> tuple[list[Candidate], list[str]]:
+    """Return candidates with their groups, as few as possible, and notes.
+
+    The original may differ from the others if it calls activations that they have as modules.
+    """
+    labels: list[Callable[[Candidate], str]] = [
+        lambda item: "all networks",
+        lambda item: "the others" if item.edit else item.label,
+        lambda item: item.label,
+    ]
+    for label in labels:
+        groups: dict[str, list[Candidate]] = {}
+        for item in candidates:
+            groups.setdefault(label(item), []).append(item)
+        reasons = {name: _why_apart(group, example, probe) for name, group in groups.items()}
+        single = {name: reason for name, reason in reasons.items() if reason}
+        if not single:
+            break
+    count = len(groups) - len(single)
+    notes = [f"trained in {count} populations, since their structures differ"] if count > 1 else []
+    if single:
+        who = ", ".join(single) if count else "all networks"
+        notes.append(f"trained one by one: {who}; {next(iter(single.values()))}")
+    return [replace(item, group=None if label(item) in single else label(item)) for item in candidates], notes
 
 
 def _why_apart(candidates: Sequence[Candidate], example: Tensor | None, probe: Probe) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -80,7 +81,7 @@ def compare(
         val: validation data; 15 % of `train` are split off if there are none.
         minutes: the budget, of all calls together.
         worth: the smallest gain that would make you change the activation, in units of the metric; by default 0.3
-            points of accuracy, or 1 % of what the original scores on validation data.
+            points of accuracy, or 1 % of what the original scores best on validation data.
         candidates: what to compare with the original: names such as "gelu", spellings such as
             "convex(identity,relu)", "hull" for a learned affine hull that starts as what it replaces, or functions as
             `hull` of :func:`hullo.replace_activations`.
@@ -117,10 +118,6 @@ def compare(
         >>> result.rows[0].test_seeds
         3
     """
-    if minutes <= 0:
-        raise ValueError(f"minutes={minutes}: must be above 0")
-    if worth is not None and not 0 < worth < float("inf"):
-        raise ValueError(f"worth={worth}: must be above 0, in units of the metric, as in 0.3 for points of accuracy")
     optimizer = optimizer.lower()  # "AdamW", as PyTorch spells it
     for what, value, valid in (("optimizer", optimizer, OPTIMIZERS), ("precision", precision, ("float32", "bfloat16"))):
         if value not in valid:
@@ -134,6 +131,9 @@ def compare(
     for what, (number, smallest) in least.items():
         if number is not None and number < smallest:
             raise ValueError(f"{what}={number}: must be at least {smallest}")
+    for what, number in (("minutes", minutes), ("worth", worth)):
+        if number is not None and not 0 < number < math.inf:
+            raise ValueError(f"{what}={number}: must be above 0")
     if step is not None and (loss is not None or metric is not None):
         raise ValueError("loss and metric are not used with a step, whose loss is the metric; leave them out")
     check_engine(engine, device, ray_address, gpus_per_task)
@@ -143,35 +143,24 @@ def compare(
         stop_request() as stop,
         warnings.catch_warnings(),
     ):
-        workers = RayWorkers(choose_gpus(gpus_per_task)) if engine == "ray" else Here(choose_device(device))
-        clock = Clock(60 * minutes)
         for text in IRRELEVANT:
             warnings.filterwarnings("ignore", text)
+        workers = RayWorkers(choose_gpus(gpus_per_task)) if engine == "ray" else Here(choose_device(device))
+        clock, rates = Clock(60 * minutes), _read_rates(lr, optimizer)
         progress.describe("preparing data and networks")
         data = train if isinstance(train, Arrays) else read_data(train, val, test, _spell_name(name or "data"))
-        if step is not None and not data.is_shared:
-            raise ValueError("step takes the batches of a DataLoader; give one as train, val and test")
-        first = None if step else data.first
-        if first is None and step is None:
-            raise ValueError("batches are not pairs of inputs and targets; give a step of your own")
-        inputs, targets = first or (None, None)
+        inputs, targets = (None, None) if step is not None else data.first
         options: dict[str, Any] = {"higher_is_better": higher_is_better, "scale": data.scale, "target": data.target}
-        task = make_task(targets, loss, "loss" if step else metric, **options)
-        rates = _read_rates(lr, optimizer)
+        task = make_task(targets, loss, metric if step is None else "loss", **options)
         make = seeded(network, inputs)
-        outputs = None
-        if step is not None:
-            inputs, seen = _observe_step(make(0), data, step)
-        elif first is not None:
-            with torch.no_grad():
-                outputs = make(0).eval()(first[0])
-            task.check(outputs, first[1], data.targets)
-            seen = _observe_task(make(0), data, task)
+        seen = _observe(make(0), data, task, step)
         fingerprint = data.fingerprint()
         data.to(workers.device if engine == "local" else torch.device("cpu"))
-        named = [candidates] if isinstance(candidates, str) else candidates
-        found, notes = prepare(make, named, inputs, lambda population: _probe(population, data, inputs, step))
-        if outputs is not None and task.has_classes and are_probabilities(outputs):
+        listed = [candidates] if isinstance(candidates, str) else candidates
+        found, notes = prepare(
+            make, listed, seen.inputs, lambda population: _probe(population, data, seen.inputs, step)
+        )
+        if task.has_classes and isinstance(seen.outputs, Tensor) and are_probabilities(seen.outputs):
             notes.append(f"the network returns {PROBABILITIES}")
         if workers.device.type == "cpu":
             progress.note("on a CPU, fewer networks are trained than on a GPU in the same time")
@@ -183,24 +172,17 @@ def compare(
             data.notes + notes,
             {item.name: item for item in found},
             task,
-            inputs,
+            seen.inputs,
             step,
             data.batch_size or batch_size,
             optimizer,
             weight_decay,
             precision,
         )
+        structures = [(item.name, item.structure) for item in found]
         given = (task.name, task.higher, epochs, rates, batch_size, optimizer, weight_decay, precision)
-        described = [
-            setup.network,
-            data.name,
-            fingerprint,
-            _checksum(make(0)),
-            seen,
-            [(item.name, item.structure) for item in found],
-            given,
-        ]
-        folder = Path(output) / f"{setup.network}-{data.name}-{sha256(repr(described).encode()).hexdigest()[:8]}"
+        text = repr([setup.network, data.name, fingerprint, _checksum(make(0)), seen.values, structures, given])
+        folder = Path(output) / f"{setup.network}-{data.name}-{sha256(text.encode()).hexdigest()[:8]}"
         make_directory(folder)
 
         def wait(attempt: int) -> None:
@@ -221,34 +203,35 @@ def _checksum(network: nn.Module) -> str:
     return checksum({name: value.contiguous() for name, value in state if isinstance(value, Tensor)})
 
 
+class _Seen(NamedTuple):
+    """What a network does with a batch of validation data."""
+
+    inputs: Tensor | None  # some of them; None if it takes something else than one tensor
+    outputs: Any
+    values: str  # outputs, losses and the metric in words, which tell networks and tasks from others
+
+
 @torch.no_grad()
-def _observe_task(network: nn.Module, data: Arrays | Stream, task: Task) -> str:
-    """Return the outputs, the losses and the metric of a network in words, which tell it and the task from others."""
-    inputs, targets = (tensor[:OBSERVED] for tensor in data.load_eval(*next(data.eval_batches("val"))))
-    outputs = network.eval()(inputs)
-    values = [outputs, task.losses(outputs, targets)]
-    if task.whole is not None:
-        with suppress(Exception):  # few samples may not have a metric
-            values.append(torch.as_tensor(task.whole(outputs, targets)))
-    return " ".join(f"{value.double().abs().sum().item():.4g}" for value in values)
-
-
-def _observe_step(network: nn.Module, data: Arrays | Stream, step: Step) -> tuple[Tensor | None, str]:
-    """Return some inputs of a network, as a step of the user's gives them, and its loss in words.
-
-    The inputs are None if they are not a single tensor.
-    """
-    seen: list[tuple[Any, ...]] = []
-    single = SingleNetwork(network.eval(), Trial(ORIGINAL, 0.0, 0))
-    single.register_forward_pre_hook(lambda _, args, kwargs: seen.append((args, kwargs)), with_kwargs=True)
+def _observe(network: nn.Module, data: Arrays | Stream, task: Task, step: Step | None) -> _Seen:
+    """Run a network on a batch, by the task or by a step of the user's."""
+    batch = data.load_eval(*next(data.eval_batches("val")))
+    calls: list[tuple[Any, Any]] = []
+    network.eval().register_forward_hook(lambda _, args, outputs: calls.append((args, outputs)))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        (loss,) = call_step(step, single, data.load_eval(*next(data.eval_batches("val")))).tolist()
-    if not seen or len(seen[0][0]) != 1 or seen[0][1].keys() - {"in_dims"}:
-        return None, f"{loss:.4g}"
-    ((inputs,), options), *_ = seen
-    shared = inputs if options.get("in_dims", 0) is None or not isinstance(inputs, Tensor) else inputs[0]
-    return (shared[:8] if isinstance(shared, Tensor) else None), f"{loss:.4g}"
+        if step is not None:
+            values = [call_step(step, SingleNetwork(network, Trial(ORIGINAL, 0.0, 0)), batch)]
+        else:
+            inputs, targets = (tensor[:OBSERVED] for tensor in batch)
+            outputs = network(inputs)
+            task.check(outputs, targets, data.targets)
+            values = [outputs, task.losses(outputs, targets)]
+            if task.whole is not None:
+                with suppress(Exception):  # few samples may not have a metric
+                    values.append(torch.as_tensor(task.whole(outputs, targets)))
+    (first, *others), outputs = calls[0] if calls else ((None,), None)
+    inputs = first[:8] if isinstance(first, Tensor) and not others else None
+    return _Seen(inputs, outputs, " ".join(f"{value.double().abs().sum().item():.4g}" for value in values))
 
 
 def _probe(population: Population, data: Arrays | Stream, inputs: Tensor | None, step: Step | None) -> None:

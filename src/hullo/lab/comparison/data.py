@@ -22,8 +22,8 @@ from hullo.lab.run.loop import Batch
 EVAL_BATCH_SIZE = 250
 HELD_OUT = {"test": ("test", 0.2), "val": ("validation", 0.15)}
 """The shares of samples that are split off, one after the other, if no test or validation set is given."""
-MIN_SAMPLES, FEW = 10, 50
-"""The least number of samples to split off some of, and the number of test samples from which on nothing is said."""
+FEW = 50
+"""The number of test samples from which on nothing is said."""
 
 Pair = tuple[Tensor, Tensor]
 
@@ -63,11 +63,7 @@ class Arrays(Data):
 
     def fingerprint(self) -> str:
         """Return a checksum of all tensors."""
-        tensors = {
-            f"{part}{i}": tensor.detach().cpu().contiguous()
-            for part in self.parts
-            for i, tensor in enumerate(self.parts[part])
-        }
+        tensors = {f"{part}{i}": self.parts[part][i].cpu().contiguous() for part in self.parts for i in (0, 1)}
         return checksum(tensors, str([(tensor.dtype, tensor.shape) for tensor in tensors.values()]))
 
     def to(self, device: torch.device) -> Arrays:
@@ -114,11 +110,12 @@ class Stream(Data):
         return size
 
     @property
-    def first(self) -> Pair | None:
-        """Return some inputs, as networks take them, and their targets; None if batches are not pairs of tensors."""
+    def first(self) -> Pair:
+        """Return some inputs, as networks take them, and their targets."""
         batch = next(iter(self.parts["train"]))
-        is_pair = isinstance(batch, (tuple, list)) and len(batch) == 2 and all(isinstance(t, Tensor) for t in batch)
-        return (as_input(batch[0][:8]), batch[1][:8]) if is_pair else None
+        if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not all(isinstance(t, Tensor) for t in batch):
+            raise ValueError("batches are not pairs of inputs and targets; give a step of your own")
+        return batch[0][:8], batch[1][:8]
 
     @property
     def count(self) -> int:
@@ -196,7 +193,8 @@ def read_arrays(train: Any, val: Any, test: Any, name: str = "data") -> Arrays:
         classes = set.union(*present.values())
         for part, own in present.items():
             if absent := len(classes) - len(own):
-                notes.append(f"no {HELD_OUT.get(part, ('training',))[0]} samples of {absent} of {len(classes)} classes")
+                what = HELD_OUT.get(part, ("training",))[0]
+                notes.append(f"no {what} samples of {absent} of {len(classes)} classes")
     return Arrays(name, parts, notes)
 
 
@@ -214,30 +212,26 @@ def _read_pair(given: Any, name: str) -> Pair:
 def _as_tensor(given: Any, name: str) -> Tensor:
     """Return floats in single precision, images as bytes, and other whole numbers in 64 bits."""
     try:
-        tensor = given.detach() if isinstance(given, Tensor) else torch.from_numpy(np.asarray(given))
+        tensor = given.detach() if isinstance(given, Tensor) else torch.from_numpy(np.atleast_1d(given))
     except (TypeError, ValueError):
         remedy = "number classes, as by numpy.unique(names, return_inverse=True)"
         raise ValueError(f"{name} are no numbers; got {type(given).__name__}; {remedy}") from None
-    if tensor.dim() == 0:
-        raise ValueError(f"{name} are a single number; give one row per sample")
     if not tensor.is_floating_point():
         return tensor if tensor.dtype == torch.uint8 and tensor.dim() > 1 else tensor.long()
-    if bad := int((~tensor.isfinite()).view(len(tensor), -1).any(1).sum() if len(tensor) else 0):
-        raise ValueError(f"{bad:,} of {len(tensor):,} {name} are not finite; remove or fill them")
+    if bad := int((~tensor.isfinite()).sum()):
+        raise ValueError(f"{bad:,} of {tensor.numel():,} numbers in the {name} are not finite; remove or fill them")
     return tensor.float()
 
 
 def _split(pair: Pair, share: float, what: str) -> tuple[Pair, Pair]:
     """Split off a share of the samples: of each class in proportion where targets are classes."""
     x, y = pair
-    if len(y) < MIN_SAMPLES:
-        raise ValueError(f"train has {len(y)} samples, too few to split off a part of them; give more, or {what} data")
     classes = y if is_classes(y) else torch.zeros(len(y), device=y.device)
     try:
         held_out = hold_out(torch.unique(classes, return_inverse=True)[1], round(share * len(y)), seed=0)
     except ValueError:
         raise ValueError(
-            f"train has too few samples of each class to split off a part of them; give {what} data"
+            f"train has {len(y)} samples, too few to split off {what} data; give more, or such data"
         ) from None
     return (x[~held_out], y[~held_out]), (x[held_out], y[held_out])
 

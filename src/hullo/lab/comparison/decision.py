@@ -258,6 +258,15 @@ def judge(
     return Verdict(gain, half, worth, count, deviation, look)
 
 
+def half_over_examples(verdict: Verdict, differences: Sequence[float]) -> float:
+    """Return half of the interval's width over seeds and test examples, given the mean difference of each example.
+
+    The variances of both means are added: s^2 / n over n seeds and s^2 / N over N examples.
+    """
+    variance = verdict.deviation**2 / verdict.pairs + stdev(differences) ** 2 / len(differences)
+    return t_quantile(verdict.pairs - 1, verdict.level) * math.sqrt(variance)
+
+
 def confirm(choice: Choice, pairs: int, worth: float, look: int, scores: Mapping[Trial, Score]) -> Verdict:
     """Judge the challenger on fresh seeds, those of earlier looks included."""
     tests = [scores[trial].test for trial in choice.confirmation(pairs)]

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
-from itertools import count, islice, takewhile
+from itertools import count, takewhile
 from threading import Event
 from typing import Any
 
@@ -62,7 +62,7 @@ class Engine:
         result = Result(setup, store, self.plan, Choice(grid=list(self.plan.rates)), self.worth, self.worth is None)
         with suppress(OutOfTime):
             result.choice = choice = self._choose()
-            worth = result.worth = self.worth or setup.task.default_worth(choice.mean(ORIGINAL))
+            worth = result.worth = self.worth or setup.task.default_worth(max(choice.values(ORIGINAL).values()))
             result.verdict = self._confirm(choice, worth)
             if result.verdict is not None and "costs" not in store.state:
                 (costs,) = self.workers.map(work.measure_costs, setup, [(ORIGINAL, choice.challenger)])
@@ -173,10 +173,10 @@ class Engine:
         """Train the trials without a record, and return the scores of all; raise OutOfTime if they do not fit."""
         total = len(self.missing(trials))
         while missing := self.missing(trials):
-            populations = list(islice(self._populations(missing), self.workers.count))
+            populations = self._populations(missing)
             if self.predict(sum(map(len, populations))) > self.clock.left:
                 raise OutOfTime
-            with self._halving(len(populations[0])):
+            with self._halving(max(map(len, populations))):
                 self._train(populations, words, total - len(missing), total)
         return {trial: self.store.score(trial) for trial in trials}
 
@@ -188,15 +188,18 @@ class Engine:
         """Return the seconds that networks will take, at the pace of those that were trained in this call."""
         return self.pace * self.plan.seconds(networks)
 
-    def _populations(self, trials: Sequence[Trial]) -> Iterator[list[Trial]]:
-        """Yield trials that can be trained side by side, in parts of about the same size."""
+    def _populations(self, trials: Sequence[Trial]) -> list[list[Trial]]:
+        """Return populations of the first of these trials: what the workers train next, in about equal parts."""
+        parts = math.ceil(len(trials) / (self.plan.members * self.workers.count))
         groups: dict[Any, list[Trial]] = {}
-        for trial in trials:
+        for trial in trials[: math.ceil(len(trials) / parts)]:
             group = self.setup.candidates[trial.candidate].group
             groups.setdefault(trial if group is None else group, []).append(trial)
+        populations = []
         for found in groups.values():
-            parts = max(math.ceil(len(found) / self.plan.members), min(self.workers.count, len(found)))
-            yield from (found[i * len(found) // parts : (i + 1) * len(found) // parts] for i in range(parts))
+            size = math.ceil(len(found) / min(self.workers.count, len(found)))
+            populations += [found[i : i + size] for i in range(0, len(found), size)]
+        return populations
 
     @contextmanager
     def _halving(self, members: int) -> Iterator[None]:

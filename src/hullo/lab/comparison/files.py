@@ -80,22 +80,22 @@ def read_csv(path: Path, target: str | None = None, *, regress: bool = False) ->
     if name not in header:
         raise DataError(f"{path} has no column {name!r}; it has {', '.join(header[:20])}")
     complete = [row for row in rows if all(cell.strip().lower() not in MISSING for cell in row)]
-    if len(complete) < 2:
-        raise DataError(f"{path}: {len(complete)} of {len(rows)} rows have no missing values; fill them in the others")
-    columns = dict(zip(header, zip(*complete, strict=True), strict=True))
-    aimed = columns.pop(name)
-    if not columns:
-        raise DataError(f"{path} has only the column {name!r}; give others to predict it from, separated by commas")
-    encoded = {column: _encode(cells, f"{path}, column {column!r}") for column, cells in columns.items()}
-    features = [tensor for tensor in encoded.values() if tensor is not None]
+    if not complete:
+        raise DataError(f"{path}: none of {len(rows)} rows has all values; fill those that are missing")
+    columns = {
+        column: _read_column(cells, f"{path}, column {column!r}")
+        for column, cells in zip(header, zip(*complete, strict=True), strict=True)
+    }
+    targets = _read_targets(columns.pop(name), f"{path}, column {name!r}", regress=regress)
+    texts = [column for column, values in columns.items() if not isinstance(values, Tensor) and _is_text(values)]
+    features = [_encode(values) for column, values in columns.items() if column not in texts]
     if not features:
-        raise DataError(f"{path}: all columns but {name!r} are names or texts; give numbers, or few different words")
-    targets = _read_targets(aimed, f"{path}, column {name!r}", regress=regress)
+        raise DataError(f"{path} has only the column {name!r}; give others: numbers, or at most {MAX_WORDS} words")
     data = read_arrays((torch.cat(features, 1), targets), None, None, re.sub(r"[^\w.-]", "_", path.stem) or "table")
     data.target = name
     if gaps := len(rows) - len(complete):
         data.notes.append(f"{gaps:,} rows with missing values are left out")
-    if texts := [column for column, tensor in encoded.items() if tensor is None]:
+    if texts:
         data.notes.append(f"columns left out, with more than {MAX_WORDS} different words: {', '.join(texts)}")
     return _standardize(data)
 
@@ -109,53 +109,49 @@ def _read_rows(path: Path) -> tuple[list[str], list[list[str]]]:
     if len(lines) < 2:
         raise DataError(f"{path} has {len(lines)} lines; give a header and a line per sample")
     header, rows = [cell.strip() for cell in lines[0]], lines[1:]
-    if all(re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", cell) for cell in header):
-        raise DataError(f"{path}: the first line has numbers, such as {header[0]}; it must name the columns")
-    if len(set(header)) < len(header):
-        raise DataError(f"{path}: two columns have the same name; the first line must name all columns")
+    if len(set(header)) < len(header) or all(re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", cell) for cell in header):
+        raise DataError(f"{path}: the first line must name the columns, each differently; it begins {header[:3]}")
     if odd := next((number for number, row in enumerate(rows, 2) if len(row) != len(header)), None):
         raise DataError(f"{path}, line {odd}: {len(rows[odd - 2])} cells, but {len(header)} columns")
     return header, rows
 
 
-def _numbers(cells: Sequence[str], where: str) -> Tensor | None:
-    """Return a column as numbers; None if it has words."""
+def _read_column(cells: Sequence[str], where: str) -> Tensor | Sequence[str]:
+    """Return a column as numbers, or as words if they are none."""
     try:
         values = torch.tensor([float(cell) for cell in cells], dtype=torch.float64)
     except ValueError:
-        return None
+        return cells
     if not bool(values.isfinite().all()):
         raise DataError(f"{where}: a number is not finite; remove its row")
     return values
 
 
-def _encode(cells: Sequence[str], where: str) -> Tensor | None:
-    """Return a column of features: numbers as they are, words as a column each; None for names and texts."""
-    numbers = _numbers(cells, where)
-    if numbers is not None:
-        return numbers[:, None]
-    words = sorted(set(cells))
-    if len(words) > MAX_WORDS:
-        return None
-    return torch.tensor([[float(cell == word) for word in words] for cell in cells], dtype=torch.float64)
+def _is_text(words: Sequence[str]) -> bool:
+    """Return whether words are names or texts rather than kinds."""
+    return len(set(words)) > MAX_WORDS
 
 
-def _read_targets(cells: Sequence[str], where: str, *, regress: bool) -> Tensor:
+def _encode(values: Tensor | Sequence[str]) -> Tensor:
+    """Return a column of features: numbers as they are, words as a column each."""
+    if isinstance(values, Tensor):
+        return values[:, None]
+    words = sorted(set(values))
+    return torch.tensor([[float(value == word) for word in words] for value in values], dtype=torch.float64)
+
+
+def _read_targets(values: Tensor | Sequence[str], where: str, *, regress: bool) -> Tensor:
     """Return the targets: classes as whole numbers, or numbers to regress as floats."""
-    numbers = _numbers(cells, where)
-    if numbers is None:
-        words = sorted(set(cells))
-        if regress:
-            raise DataError(f"{where}: has words, such as {words[0]!r}; the losses mse and mae need numbers")
-        if len(words) > MAX_WORDS:
-            raise DataError(
-                f"{where}: {len(words):,} different words, such as {words[0]!r}; at most {MAX_WORDS} classes"
-            )
-        return torch.tensor([words.index(cell) for cell in cells])
-    values = torch.unique(numbers)
-    if not regress and len(values) <= MAX_CLASSES and bool((values == values.round()).all()):
-        return torch.searchsorted(values, numbers)
-    return numbers[:, None]
+    if not isinstance(values, Tensor):
+        words = sorted(set(values))
+        if regress or _is_text(values):
+            reason = "mse and mae need numbers" if regress else f"give at most {MAX_WORDS} classes"
+            raise DataError(f"{where}: {len(words):,} different words, such as {words[0]!r}; {reason}")
+        return torch.tensor([words.index(value) for value in values])
+    found = torch.unique(values)
+    if not regress and len(found) <= MAX_CLASSES and bool((found == found.round()).all()):
+        return torch.searchsorted(found, values)
+    return values[:, None]
 
 
 def _standardize(data: Arrays) -> Arrays:

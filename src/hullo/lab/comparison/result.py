@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -12,10 +11,9 @@ from statistics import fmean
 import torch
 from torch import nn
 
-from hullo.lab.analysis.statistics import t_quantile
 from hullo.lab.comparison.budget import Plan, spell_count
 from hullo.lab.comparison.candidates import COEFFICIENT_LR_SCALE, HULL, Candidate
-from hullo.lab.comparison.decision import KEEP, ORIGINAL, WINS, Choice, Verdict, fill, worst_of
+from hullo.lab.comparison.decision import KEEP, ORIGINAL, WINS, Choice, Verdict, fill, half_over_examples, worst_of
 from hullo.lab.comparison.store import Store
 from hullo.lab.comparison.task import spell_number
 from hullo.lab.comparison.trial import Setup
@@ -132,7 +130,7 @@ class Result:
             same = f"{change} with every one of {found.pairs} fresh seeds, which gives no interval"
             return f"Undecided: {challenger} against the original: {same}; {advice}."
         level = f"{100 * found.level:.4g} % interval over {found.pairs} fresh seeds"
-        if (both := self._half_over_examples()) is not None:
+        if (both := self._half_over_examples(found)) is not None:
             level += f"; ± {spell(both)} with other test examples, too"
         change += f" ± {spell(found.half)} ({level})"
         worth, most = f"the {spell(found.worth)} that would be worth a change", spell(found.excluded)
@@ -156,21 +154,15 @@ class Result:
         """Return a gain as a change of the metric: a gain of a lower metric is a negative change."""
         return f"{'+' if self.task.sign * gain >= 0 else '-'}{spell_number(abs(gain))}"
 
-    def _half_over_examples(self) -> float | None:
-        """Return half of the interval's width over seeds and test examples; None without scores of examples.
-
-        The variances of both means are added: s^2 / n over seeds and s^2 / N over examples.
-        """
-        found = self.verdict
-        trials = [] if found is None else self.choice.confirmation(found.pairs)
+    def _half_over_examples(self, found: Verdict) -> float | None:
+        """Return half of the interval's width over seeds and test examples; None without scores of examples."""
+        trials = self.choice.confirmation(found.pairs)
         parts = [self.store.load_examples(trial) for trial in trials]
         known = [self.task.slope(float(part.mean())) * part for part in parts if part is not None]
-        is_sound = not any(self.store.records[trial].diverged for trial in trials)
-        if found is None or not found.deviation or len(known) < len(parts) or not is_sound or len(known[0]) < 2:
+        if len(known) < len(parts) or len(known[0]) < 2 or any(self.store.records[trial].diverged for trial in trials):
             return None
-        difference = torch.stack(known[::2]).mean(0) - torch.stack(known[1::2]).mean(0)
-        variance = found.deviation**2 / found.pairs + float(difference.var()) / len(difference)
-        return t_quantile(found.pairs - 1, found.level) * math.sqrt(variance)
+        differences = torch.stack(known[::2]).mean(0) - torch.stack(known[1::2]).mean(0)
+        return half_over_examples(found, differences.tolist())
 
     def to_csv(self, path: str | Path) -> None:
         """Write the rows as a table."""
@@ -192,7 +184,7 @@ class Result:
         lines += [f"{HULL} is {item.name}, which starts as the original" for item in hulls if item.label == HULL]
         lines += [f"coefficients of hulls learn {COEFFICIENT_LR_SCALE:g} times as fast"] if hulls else []
         if self.worth is not None:
-            rule = " (default)" if task.name == ACCURACY else " (default: 1 % of the original's score)"
+            rule = " (default)" if task.name == ACCURACY else " (default: 1 % of the original's best)"
             lines += [f"worth a change: a gain of {task.spell(self.worth)}{rule * self.is_default_worth}"]
         return lines
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Event
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -38,28 +38,16 @@ WAIT = 1.0
 """Seconds to wait for a task before a look at whether to stop."""
 
 
-class Workers(Protocol):
-    """Whoever does the work."""
-
-    count: int  # of populations that are trained at the same time
-    device: torch.device
-
-    def map(self, function: Callable[..., Any], setup: Setup, calls: Sequence[Any], **here: Any) -> Iterator[Any]:
-        """Yield the results of a function of the setup and each of some arguments, in any order.
-
-        Keyword arguments are for work in this process.
-        """
-
-
 class Here:
     """Do the work in this process, one after the other."""
 
-    count = 1
+    count = 1  # populations that are trained at the same time
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     def map(self, function: Callable[..., Any], setup: Setup, calls: Sequence[Any], **here: Any) -> Iterator[Any]:
+        """Yield the results of a function of the setup and each of some arguments."""
         return (function(setup, call, **here) for call in calls)
 
 
@@ -74,6 +62,7 @@ class RayWorkers:
         self._given: Any = None
 
     def map(self, function: Callable[..., Any], setup: Setup, calls: Sequence[Any], **_: Any) -> Iterator[Any]:
+        """Yield the same, in any order; keyword arguments are for work in this process."""
         self._given = self._given or self.ray.put(setup)  # once, since it has the data
         running = [self.task.remote(self._given, self.device.type, function, call) for call in calls]
         try:
@@ -90,6 +79,9 @@ class RayWorkers:
         finally:
             for task in running:
                 self.ray.cancel(task, force=True)
+
+
+Workers = Here | RayWorkers
 
 
 def _work(setup: Setup, device: str, function: Callable[..., Any], call: Any) -> Any:
