@@ -148,7 +148,7 @@ class Result:
         if found.kind == KEEP:
             gains = f"gains at most {most}, less than {worth}" if found.excluded > 0 else "is worse"
             return f"Keep the original: {best} {gains}: {change}."
-        return f"Undecided: {best} gains at most {most}, more than {worth}: {change}; {self.advice}."
+        return f"Undecided: {best} may gain up to {most}, more than {worth}: {change}; {self.advice}."
 
     def _signed(self, gain: float) -> str:
         """Return a gain as a change of the metric: a gain of a lower metric is a negative change."""

@@ -35,6 +35,7 @@ def _absolute(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 LOSSES: dict[str, Loss] = {"cross_entropy": _cross_entropy, "bce": _binary, "mse": _square, "mae": _absolute}
+TARGET = "the target"
 METRICS = (ACCURACY, "loss", "rmse", "mae")
 
 
@@ -47,7 +48,7 @@ class Task:
     higher: bool = False  # whether higher is better
     whole: Whole | None = None  # the metric as a function; else it is the mean of a score of each sample
     scale: float = 1.0  # of the targets, which errors of regression are multiplied by
-    target: str = "the target"  # their name
+    target: str = TARGET  # their name
 
     @property
     def sign(self) -> float:
@@ -116,6 +117,7 @@ class Task:
             low, high = int(known.min()), int(known.max())
             if low < 0 or high >= count:
                 advice = "return one for each class, numbered from 0" + ", or choose the loss bce" * (count == 1)
+                advice += ", or another column with --target" * (self.target != TARGET)
                 given = f"the network has {count} output{'s' * (count > 1)}"
                 raise ValueError(f"{given}, but {self.target} has classes {low} to {high}; {advice}")
             if low == high:
