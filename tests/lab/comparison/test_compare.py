@@ -523,6 +523,7 @@ def test_runs_that_diverge_are_counted_and_do_not_stop_others(tmp_path: Path) ->
     result = compare(network, (X, LABELS), output=tmp_path, **FAST | {"candidates": ["tanh"]})
     by_name = {row.candidate: row for row in result.rows}
     assert by_name["original"].diverged == 1
+    assert "1 of 6 networks diverged" in result.finding
     assert all(math.isfinite(row.test) and row.test_seeds == 3 for row in result.rows)
 
 

@@ -113,7 +113,9 @@ def prepare(
                 raise
             reasons[candidate.label] = " ".join(str(error).split())
     if len(found) == 1:
-        raise ValueError(f"no candidate is left to compare with the original: {'; '.join({*reasons.values()})}")
+        raise ValueError(
+            f"no candidate is left to compare with the original: {'; '.join(dict.fromkeys(reasons.values()))}"
+        )
     candidates, notes = _group(list(found.values()), example, probe)
     return candidates, [f"{label} is not compared: {reason}" for label, reason in reasons.items()] + notes
 

@@ -132,6 +132,9 @@ class Result:
         level = f"{100 * found.level:.4g} % interval over {found.pairs} fresh seeds"
         if (both := self._half_over_examples(found)) is not None:
             level += f"; ± {spell(both)} with other test examples, too"
+        trials = self.choice.confirmation(found.pairs)
+        if lost := sum(self.store.records[trial].diverged for trial in trials):
+            level += f"; {lost} of {len(trials)} networks diverged, and count as the worst"
         change += f" ± {spell(found.half)} ({level})"
         worth, most = f"the {spell(found.worth)} that would be worth a change", spell(found.excluded)
         if found.kind == WINS:
@@ -191,11 +194,14 @@ class Result:
     def _explored(self) -> list[str]:
         """Return the table of the choice."""
         table = [("activation", "learning rate", self.task.name, "against original", "seeds")]
-        edge = [item.label for item in self.setup.candidates.values() if self.choice.is_at_edge(item.name)]
+        names = {item.label: item.name for item in self.setup.candidates.values()}
+        edge = [label for label, name in names.items() if self.choice.is_at_edge(name)]
         for number, row in enumerate(self.rows):
-            change = self._signed(self.task.sign * row.change) if number else ""
+            score, change = spell_number(row.validation, MEAN), self._signed(self.task.sign * row.change)
+            if self.choice.has_failed(names[row.candidate]):
+                score, change = "diverged", ""
             rate = f"{row.lr:g}{'*' * (row.candidate in edge)}"
-            table.append((row.candidate, rate, spell_number(row.validation, MEAN), change, str(row.validation_seeds)))
+            table.append((row.candidate, rate, score, change if number else "", str(row.validation_seeds)))
         if len(table) == 1:
             return []
         diverged = ", ".join(f"{row.diverged} of {row.candidate}" for row in self.rows if row.diverged)

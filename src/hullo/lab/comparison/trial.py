@@ -95,18 +95,16 @@ class TrialLoop(Loop):
     def _losses(self, *loaded: Any) -> tuple[Tensor, Any]:
         """Return each member's losses, (K, B), and its outputs; of a batch that all share, (K, 1), its mean loss."""
         if not self.loader.is_shared:
-            return self._apply(*loaded, in_dims=0)
-        losses, outputs = self._apply_shared(*loaded)
+            return self._apply(loaded, in_dims=0)
+        losses, outputs = self._apply(loaded[0], in_dims=None)
         return losses.mean(1, keepdim=True), outputs
 
-    def _apply_shared(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """Return each member's losses on a batch that all share, and its outputs; of a step of the user's, its loss."""
-        if self.user_step is None:
-            return self._apply(*batch, in_dims=None)
-        losses = call_step(self.user_step, self.population, batch)
-        return losses[:, None], losses[:, None]
-
-    def _apply(self, inputs: Any, targets: Tensor, *, in_dims: int | None) -> tuple[Tensor, Tensor]:
+    def _apply(self, batch: Any, *, in_dims: int | None) -> tuple[Tensor, Tensor]:
+        """Return each member's losses, (K, B), and its outputs; of a step of the user's, its loss."""
+        if self.user_step is not None:
+            losses = call_step(self.user_step, self.population, batch)[:, None]
+            return losses, losses
+        inputs, targets = batch
         outputs = self._forward(inputs, in_dims=in_dims).float()
         aimed = targets.expand(len(outputs), *targets.shape) if in_dims is None else targets
         losses = self.task.losses(outputs.flatten(0, 1), aimed.flatten(0, 1))
@@ -115,7 +113,7 @@ class TrialLoop(Loop):
     def _score(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
         """Return each member's losses on a batch, and the score of each sample, or outputs for metric functions."""
         loaded = self.loader.load_eval(*batch)
-        losses, outputs = self._apply_shared(loaded)
+        losses, outputs = self._apply(loaded, in_dims=None)
         if self.user_step is not None or self.task.whole is not None:
             return losses, outputs
         aimed = loaded[1].expand(len(outputs), *loaded[1].shape)
