@@ -14,6 +14,7 @@ from hullo.functional import apply
 from hullo.kernels import CombineSpec
 from hullo.parametrizations import get_parametrization
 from hullo.population import rng
+from rounding import assert_rounded_once
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -104,15 +105,15 @@ def test_values_and_gradients_agree_with_the_three_in_float64(case: Case) -> Non
     assert found[1].is_contiguous(memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize("name", ["kerasnet", "lenet, last pool"])
+@pytest.mark.parametrize("name", ["kerasnet", "kerasnet, last pool", "lenet"])
 def test_bfloat16_agrees_to_its_rounding(name: str) -> None:
     case = CASES[name]
     inputs = case.draw(torch.bfloat16)
-    gradient = torch.randn_like(case.plain(*inputs))
+    gradient = torch.randn_like(case.plain(*inputs)).bfloat16()
     expected = passes(case.plain, [tensor.double() for tensor in inputs], gradient)
     found = passes(case.fused, [tensor.to(DEVICE) for tensor in inputs], gradient)
     for a, b in zip(found, expected, strict=True):
-        assert (a.double().cpu() - b).norm() <= 2.0**-7 * b.norm()
+        assert_rounded_once(a, b)
 
 
 @pytest.mark.parametrize(
@@ -165,17 +166,6 @@ def test_images_and_gradients_in_another_order_serve() -> None:
     found = passes(case.fused, [inputs[0].detach().contiguous(), inputs[1]], gradient)
     for a, b in zip(found, expected, strict=True):
         assert torch.equal(a, b)
-
-
-def test_what_does_not_fit_is_refused_by_name() -> None:
-    x, none = torch.ones(1, 6, 2, 2, device=DEVICE), torch.zeros(4, dtype=torch.int64, device=DEVICE)
-    rows = torch.ones(3, 3, device=DEVICE)
-    with pytest.raises(ValueError, match="6 channels do not fall into 4 equal parts, as many as there are seeds"):
-        combine_pool_drop(x, rows, TRIO, none, none, 0, 0.0)
-    with pytest.raises(ValueError, match=r"x is torch\.float64 of shape \(1, 6, 2, 2\); give images"):
-        combine_pool_drop(x.double(), rows, TRIO, none[:3], none[:3], 0, 0.0)
-    with pytest.raises(ValueError, match=r"x is .* of shape \(1, 6, 1, 2\); give images"):
-        combine_pool_drop(x[:, :, :1], rows, TRIO, none[:3], none[:3], 0, 0.0)
 
 
 @pytest.mark.gpu

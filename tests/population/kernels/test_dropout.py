@@ -107,16 +107,11 @@ def test_second_derivatives_are_those_of_a_linear_function() -> None:
 
 @pytest.mark.parametrize("features", [8, 7])
 @pytest.mark.parametrize("first", [0, 1, 3])
-def test_a_part_of_a_batch_is_dropped_as_in_the_whole(features: int, first: int) -> None:
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_a_part_of_a_batch_and_of_a_mask_is_dropped_as_in_the_whole(features: int, first: int, chunks: int) -> None:
     seeds, steps = torch.tensor([5, 2**62, -9]), torch.tensor([1, 2, 3])
-    kept = rng.dropout_mask(seeds, steps, 1, (6, features), rate=0.5)[:, first : first + 2]
+    kept = rng.dropout_mask(seeds, steps, 1, (6, chunks * features), rate=0.5)[:, first : first + 2]
     part = torch.ones(3, 2, features, device=DEVICE)
-    dropped = drop(part, seeds.to(DEVICE), steps.to(DEVICE), 1, 0.5, first=first)
-    assert torch.equal(dropped.cpu(), 2.0 * kept)
-
-
-@pytest.mark.parametrize("rate", [1.0, -0.1])
-def test_a_rate_that_is_no_share_is_refused(rate: float) -> None:
-    numbers = torch.zeros(1, dtype=torch.int64, device=DEVICE)
-    with pytest.raises(ValueError, match=rf"rate={rate}: give a share from 0 to below 1"):
-        drop(torch.ones(1, 2, 2, device=DEVICE), numbers, numbers, 0, rate)
+    for chunk, own in enumerate(kept.chunk(chunks, -1)):
+        dropped = drop(part, seeds.to(DEVICE), steps.to(DEVICE), 1, 0.5, first=first, chunk=(chunk, chunks))
+        assert torch.equal(dropped.cpu(), 2.0 * own)

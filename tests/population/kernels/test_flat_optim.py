@@ -150,16 +150,6 @@ def test_copies_are_the_new_values_rounded() -> None:
             assert bool(((copy.float() - value).abs() <= value.abs() * 2.0**-7).all())
 
 
-def test_what_does_not_fit_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"parameter 1 of shape \(2, 3\) .* call \.contiguous\(\)"):
-        Layout([torch.zeros(2, 3), torch.zeros(3, 2).t()])
-    case = Case("sgd")
-    with pytest.raises(ValueError, match="3 parameters need as many gradients, got 1"):
-        case.step("sgd", counts(1), case.start[:1])
-    with pytest.raises(ValueError, match=r"float32 or bfloat16 of that shape, got torch\.float64"):
-        case.step("sgd", counts(1), [tensor.double() for tensor in case.start])
-
-
 @pytest.mark.gpu
 @every_rule
 def test_a_cuda_graph_replays_the_step(name: str) -> None:

@@ -13,6 +13,7 @@ import hullo
 from hullo.functional import apply
 from hullo.kernels import CombineSpec
 from hullo.parametrizations import get_parametrization
+from rounding import HALF_A_LAST_BIT, assert_rounded_once
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -130,11 +131,13 @@ def test_values_and_gradients_agree_with_the_three_in_float64(case: Case) -> Non
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", ["a layer of a u-net", "with a residual", "odd everything", "stacked"])
 def test_16_bits_agree_to_their_rounding(name: str, dtype: torch.dtype) -> None:
-    rounding = {torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}[dtype]
     case = CASES[name]
     found, expected = both(case, case.draw(dtype))
     for name, exact in expected.items():
-        assert (found[name].double() - exact).norm() <= rounding * exact.norm(), name
+        if name == "dx" and case.residual:  # computed from what was rounded for the residual
+            assert (found[name].double() - exact).norm() <= 2 * HALF_A_LAST_BIT[dtype] * exact.norm()
+        else:
+            assert_rounded_once(found[name], exact, name)
         assert found[name].dtype == (dtype if name in ("y", "dx", "dresidual") else torch.float32)
 
 
@@ -214,12 +217,3 @@ def test_the_result_has_the_dtype_that_is_asked_for() -> None:
     assert torch.equal(wide.half(), narrow)
     assert not torch.equal(wide, narrow.float())
     assert torch.autograd.grad(wide.sum(), [x])[0].dtype == torch.float16
-
-
-def test_what_does_not_fit_is_refused_by_name() -> None:
-    case = Case((2, 6, 2, 2), 3, 3)
-    x, scale, shift, rows = case.draw().values()
-    with pytest.raises(ValueError, match=r"of shape \(2, 6, 2, 2\), groups have 4 channels; give images"):
-        group_norm_combine(x, scale, shift, rows, case.found, width=4, eps=EPSILON)
-    with pytest.raises(ValueError, match="6 channels do not fall into 4 equal parts"):
-        group_norm_combine(x, scale, shift, torch.ones(4, 3, device=DEVICE), case.found, width=3, eps=EPSILON)

@@ -9,6 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from rounding import assert_rounded_once
+
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -98,6 +100,13 @@ def test_the_norm_of_a_sum_in_halves_is_that_of_the_rounded_sum_in_float32(creat
         torch.testing.assert_close(one.double().cpu(), other, rtol=rounding, atol=1e-5)
 
 
+def test_norms_in_halves_are_rounded_once() -> None:
+    x, y, *others = (None if t is None else t.to(DEVICE, torch.bfloat16) for t in draw((2, 5, 16), "yswb").values())
+    s, n, _ = layer_norm(x, y, *others, eps=1e-3, dtype=torch.bfloat16)
+    weight, bias = (t.cpu().double() for t in others[1:] if t is not None)
+    assert_rounded_once(n, oracle(s.cpu().double(), None, None, weight, bias, False)[1])
+
+
 def test_a_member_that_is_not_finite_leaves_the_others_as_they_are() -> None:
     inputs = [t.to(DEVICE) for t in draw((3, 9, 8), "yswb").values() if t is not None]
     passes = []
@@ -157,8 +166,3 @@ def test_a_copy_is_the_norm_in_its_dtype_and_adds_its_gradient(given: str, users
         found = torch.autograd.grad(total, wanted, retain_graph=True, create_graph=create_graph)
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one.double().cpu(), other, rtol=1e-4, atol=1e-4)
-
-
-def test_other_shapes_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"\(2, 3\); give \(members, rows, columns\)"):
-        layer_norm(torch.ones(2, 3), None, None, None, None, eps=1e-5, dtype=torch.float32)

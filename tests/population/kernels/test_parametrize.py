@@ -5,9 +5,6 @@ from __future__ import annotations
 
 import copy
 import math
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -245,36 +242,6 @@ def test_frozen_rows_have_coefficients_and_no_gradient() -> None:
     assert kept[: len(activations)].any(1).all()
     assert not pulled[: len(activations)].any()
     assert pulled[len(activations) :].any()
-
-
-COMPILE = """
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, compile
-from hullo.population.kernels import parametrize
-
-for bases in (1, 4):
-    columns = triton.next_power_of_2(bases)
-    constants = dict(BASES=bases, COLUMNS=columns, ROWS=max(1, parametrize.PAIRS // columns**2))
-    for name, tensors in (
-        ("_transform", ["*fp32", "*fp64", "*fp32", "*i32"]),
-        ("_transform_backward", ["*fp32"] * 3 + ["*i32"]),
-        ("_restrict", ["*fp32"] * 3),
-    ):
-        kernel = getattr(parametrize, name)
-        own = constants | ({"MOST": 2} if name == "_transform_backward" else {})
-        kinds = tensors + ["*i8", "i32"] + ["constexpr"] * len(own)
-        source = ASTSource(kernel, dict(zip(kernel.arg_names, kinds)), own)
-        print(compile(source, GPUTarget("cuda", 90, 32), {"num_warps": 1}).name)
-"""
-
-
-def test_it_compiles_for_a_gpu() -> None:
-    """Which takes no GPU; the interpreter runs what a compiler refuses."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == 2 * ["_transform", "_transform_backward", "_restrict"]
 
 
 @pytest.mark.gpu

@@ -12,7 +12,13 @@ DEVICE = "cuda" if GPU else "cpu"
 HALF = torch.bfloat16 if GPU else torch.float16  # the interpreter multiplies no bfloat16
 
 from hullo.population.kernels import multiply_weights  # noqa: E402
-from hullo.population.kernels.product import Product, is_faster  # noqa: E402
+from hullo.population.kernels.linear import Product, is_misaligned  # noqa: E402
+
+
+@pytest.fixture
+def _small_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave small weights to the kernel, too."""
+    monkeypatch.setattr("hullo.population.kernels.linear.LEAST_WEIGHTS", 0)
 
 
 def draw(*shape: int) -> Tensor:
@@ -20,6 +26,7 @@ def draw(*shape: int) -> Tensor:
     return torch.randint(-4, 5, shape).to(DEVICE, HALF).requires_grad_()
 
 
+@pytest.mark.usefixtures("_small_weights")
 @pytest.mark.parametrize(
     ("members", "rows", "inner", "columns"), [(2, 20, 70, 130), *([(60, 32, 1250, 500), (7, 64, 802, 500)] * GPU)]
 )
@@ -53,11 +60,12 @@ def test_products_and_gradients_equal_those_of_float64(
 def test_only_few_rows_and_large_odd_weights_are_left_to_the_kernel(
     rows: int, inner: int, columns: int, faster: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hullo.population.kernels.product.is_tuned_for", lambda dtype, device: True)
+    monkeypatch.setattr("hullo.population.kernels.linear.is_tuned_for", lambda dtype, device: True)
     weight = torch.empty(2, inner, columns, device="meta")
-    assert is_faster(torch.empty(2, rows, inner, device="meta"), weight, torch.bfloat16) is faster
+    assert is_misaligned(torch.empty(2, rows, inner, device="meta"), weight, torch.bfloat16) is faster
 
 
+@pytest.mark.usefixtures("_small_weights")
 def test_gradients_can_be_differentiated() -> None:
     x, weight = draw(2, 16, 18), draw(2, 18, 20)
     factors = [torch.randint(-4, 5, shape).to(x) for shape in ((2, 16, 20), x.shape, weight.shape)]
@@ -73,6 +81,7 @@ def test_gradients_can_be_differentiated() -> None:
         assert torch.equal(got.double(), want.to(HALF).double())
 
 
+@pytest.mark.usefixtures("_small_weights")
 @pytest.mark.parametrize("frozen", [0, 1], ids=["x", "weight"])
 def test_one_factor_has_its_gradient_without_the_other(frozen: int) -> None:
     factors = [draw(2, 16, 18), draw(2, 18, 20)]

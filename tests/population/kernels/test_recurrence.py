@@ -59,12 +59,14 @@ def test_fused_time_steps_equal_those_of_pytorch(
     parameters = [(gates, inputs), (gates, width), (gates,), (gates,)]
     shapes = [(TIME, batch, inputs), (batch, width), (batch, width), *parameters]
     tensors = [torch.randn(MEMBERS, *shape, device=DEVICE).div(shape[-1] ** 0.5).to(dtype) for shape in shapes]
-    expected = run(run_alone, kind, tensors, has_bias, is_reversed)
+    expected = run(run_alone, kind, [item.double() for item in tensors], has_bias, is_reversed)
     found = run(run_direction, kind, tensors, has_bias, is_reversed)
-    tolerance = {torch.float32: 1e-5, torch.float16: 0.03, torch.bfloat16: 0.06}[dtype]
-    for one, other in zip(found, expected, strict=True):
-        assert one.dtype == other.dtype
-        assert (one - other).norm() <= tolerance * other.norm()
+    # gates and states are rounded in each step
+    tolerance = 1e-5 if dtype == torch.float32 else 3 * torch.finfo(dtype).eps
+    exact = kind != "relu" or dtype == torch.float32  # a rounded sum may lie beyond the kink, with another slope
+    for one, other in list(zip(found, expected, strict=True))[: None if exact else 2]:
+        assert one.dtype == dtype
+        assert (one.double() - other).norm() <= tolerance * other.norm()
 
 
 def test_gradients_may_be_in_any_order() -> None:

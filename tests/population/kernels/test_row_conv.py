@@ -47,7 +47,7 @@ QUICK = (  # in the interpreter
 )
 WEIGHT_TILES = {  # group, taps, positions, segment, unroll, warps, stages
     "one column": WeightTile(1, 1, 64, 3, 1, 4, 1),
-    "two columns": WeightTile(2, 4, 64, 8, 3, 4, 2),
+    "two columns": WeightTile(2, 4, 64, 4, 3, 4, 2),  # of two steps, the last one ends in the next segment
 }
 
 

@@ -32,17 +32,12 @@ def multiply(x: Tensor, y: Tensor) -> Tensor:
 def multiply_weights(x: Tensor, weight: Tensor) -> Tensor:
     """Return features (members, rows, inputs) times weights (members, inputs, outputs)."""
     if support(x) and len(x) > 1:
-        from hullo.population.kernels.product import Product, is_faster
+        from hullo.population.kernels.linear import Product, is_misaligned
 
         dtype = working_dtype(x)
-        if is_faster(x, weight, dtype):
+        if is_misaligned(x, weight, dtype) or dtype == x.dtype == weight.dtype == torch.float32:
             y: Tensor = Product.apply(x.to(dtype), weight.to(dtype))  # type: ignore[no-untyped-call]
             return y
-        if dtype == x.dtype == weight.dtype == torch.float32:
-            from hullo.population.kernels.linear import LongProduct
-
-            long: Tensor = LongProduct.apply(x, weight)  # type: ignore[no-untyped-call]
-            return long
     return multiply(x, weight)
 
 

@@ -22,10 +22,10 @@ import triton  # type: ignore[import-untyped]
 from torch import Tensor
 
 from hullo.bases import Base
-from hullo.kernels.codegen import fill, formulas
-from hullo.population.kernels import DTYPES, dropout, processors
-from hullo.population.kernels.channel_stats import PartialSums, check_parts, shared_columns, spread
-from hullo.population.kernels.kinds import Kind, Kinds, all_alike, build_branches
+from hullo.kernels.codegen import fill
+from hullo.population.kernels import dropout, processors
+from hullo.population.kernels.channel_stats import PartialSums, fold, shared_columns, spread
+from hullo.population.kernels.kinds import Kind, Kinds, all_alike, build_branches, hull_parts
 from hullo.population.kernels.launch import launch, once_differentiable, wait_for_previous
 
 TILES = {2: (1024, 4), 4: (512, 4)}
@@ -73,10 +73,6 @@ def combine_pool_drop(
         kinds: which bases each member uses; None is all. Programs compute all bases for each member if no width of
             theirs divides its channels; coefficients that a member does not use are zero.
     """
-    if x.dtype not in DTYPES or x.dim() != 4 or min(x.shape[2:]) < 2:
-        wanted = f"images (B, channels, H, W) of at least 2 x 2 pixels, of {', '.join(map(str, DTYPES))}"
-        raise ValueError(f"x is {x.dtype} of shape {tuple(x.shape)}; give {wanted}")
-    check_parts(x.shape[1], seeds=seeds, rows=rows)
     if kinds is not None and not _widths(x.shape[1] // len(seeds)):
         kinds = None
     call = _Call(tuple(bases), flat, first, dropout.draws(number, rate) if rate else None, kinds)
@@ -184,36 +180,20 @@ def _share(windows: int, constants: dict[str, Any], x: Tensor) -> tuple[int, int
 @functools.cache
 def _kernels(bases: tuple[Base, ...], dtype: torch.dtype, kinds: tuple[Kind, ...] = ()) -> dict[str, Any]:
     """Return the kernels `forward` and `backward` of a set of bases."""
-    texts = [fill(_TEMPLATE, _parts(bases, own, learns)) for own, learns in kinds or all_alike(bases)]
+    texts = [fill(_TEMPLATE, _parts(bases, kind)) for kind in kinds or all_alike(bases)]
     label = f"pooled({','.join(base.name for base in bases)}) {kinds} on {dtype}"
-    helpers = (dropout.open_columns, dropout.keep_columns, spread, wait_for_previous)
-    known = {helper.__name__: helper for helper in helpers}
-    return build_branches(texts, label, dtype, "tl.program_id(0) % LANES * COLUMNS // OWN", **known)
+    member = "tl.program_id(0) % LANES * COLUMNS // OWN"
+    helpers = (dropout.open_columns, dropout.keep_columns, fold, spread, wait_for_previous)
+    return build_branches(texts, label, dtype, member, *helpers)
 
 
-def _parts(bases: tuple[Base, ...], own: tuple[int, ...], learns: bool) -> dict[str, list[str]]:
-    """Return the parts of the kernels for members with some of the bases."""
-    numbers = range(len(own))
-    c = ", ".join(f"c{i}" for i in numbers)
-    values, slopes = formulas(tuple(bases[i] for i in own))
-    row = f"tl.load(rows_ptr + group * {len(bases)} + %d).to(tl.float32)"
-    sums = {column: f"tl.sum(sum{i}, axis=0)[None, :]" for i, column in enumerate(own) if learns}
-    nothing = "tl.zeros([1, COLUMNS // EACH], tl.float32)"
-    return {
+def _parts(bases: tuple[Base, ...], kind: Kind) -> dict[str, list[str]]:
+    """Return the parts of the kernels for members of a kind."""
+    c = ", ".join(f"c{i}" for i in range(len(kind[0])))
+    return hull_parts(bases, kind, "ROWS", "splits * (CHANNELS // EACH)") | {
         "DEFINE": [f"def combined(x, {c}):"],
-        "RETURN": [f"return {' + '.join(f'c{i} * y{i}' for i in numbers)}"],
-        "COLUMNS": _COLUMNS.strip().splitlines()
-        + [f"c{i} = spread({row % column}, EACH)" for i, column in enumerate(own)],
+        "COLUMNS": _COLUMNS.strip().splitlines(),
         "WINDOWS": _WINDOWS.strip().splitlines() + [f"a{q} = combined(x{q}, {c})" for q in range(4)],
-        "ZERO": [f"sum{i} = tl.zeros([ROWS, COLUMNS // EACH], tl.float32)" for i in numbers if learns],
-        "VALUES": values,
-        "SLOPES": slopes,
-        "SLOPE": [f"slope = {' + '.join(f'c{i} * s{i}' for i in numbers)}"],
-        "ADD": [f"sum{i} += add_up(dy * y{i}, EACH)" for i in numbers if learns] or ["pass"],
-        "STORE": [
-            f"tl.store(to + {column} * splits * (CHANNELS // EACH), {sums.get(column, nothing)}, mask=some < CHANNELS)"
-            for column in range(len(bases))
-        ],
     }
 
 
@@ -221,7 +201,8 @@ _TEMPLATE = """
 @triton.jit
 $DEFINE
     $VALUES
-    $RETURN
+    $COMBINED
+    return y
 
 
 @triton.jit
@@ -245,6 +226,7 @@ def forward(
     DOWN: tl.constexpr = HEIGHT // 2
     ACROSS: tl.constexpr = WIDTH // 2
     $COLUMNS
+    $COEFFICIENTS
     for tile in range(tl.program_id(0) // LANES, tiles, splits):
         $WINDOWS
         y = larger(larger(a0, a1), larger(a2, a3))
@@ -266,6 +248,7 @@ def backward(
     ACROSS: tl.constexpr = (WIDTH + 1) // 2
     wait_for_previous(EARLY)
     $COLUMNS
+    $COEFFICIENTS
     split = tl.program_id(0) // LANES
     $ZERO
     total = tl.zeros([ROWS, COLUMNS], tl.float32)

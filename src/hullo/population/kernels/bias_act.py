@@ -3,10 +3,14 @@
     y = F(z),    z = x + bias,    F = combine(., rows, bases)
 
 for features (members, rows, columns), each member with its own bias and coefficients. One pass forward, one backward;
-only x is kept. A derivative of a derivative is one pass, too: all are sums of products of F^(n)(z) and tensors (see
-:mod:`hullo.population.kernels.terms`), and a kernel computes those that a pass asks for, from z. A program takes
-COLUMNS of a member, ROWS of its rows at a time, and keeps the sums for the gradients of biases and coefficients in
-registers; :func:`hullo.population.kernels.linear.column_sums` adds up those of several programs in a fixed order.
+only x is kept. A derivative of a derivative is one pass, too: all are sums over terms
+
+    F^(n)(z) t_i t_j ...
+
+with tensors t, whose derivatives are such sums again, and a kernel computes those that a pass asks for, from z. A
+program takes COLUMNS of a member, ROWS of its rows at a time, and keeps the sums for the gradients of biases and
+coefficients in registers; :func:`hullo.population.kernels.linear.column_sums` adds up those of several programs in a
+fixed order.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -26,10 +30,58 @@ from hullo.kernels.codegen import Translator, derivative_name, fill, levels
 from hullo.population.kernels import processors
 from hullo.population.kernels.kinds import Kind, Kinds, all_alike, build_branches
 from hullo.population.kernels.linear import column_sums
-from hullo.population.kernels.terms import PLAIN, Sum, Z, as_tensor, contract, derive, highest_order, with_function
 
 SIZE, LEAST_TILES, PROGRAMS = 2048, 4, 32
 """Entries of a tile; in passes that add up, the tiles of a program and the programs for each multiprocessor."""
+
+PLAIN = -1
+"""In the place of an order: the term has no derivative of F as a factor."""
+
+Z = -1
+"""In the place of a tensor's number: z."""
+
+Term = tuple[int, tuple[int, ...]]
+"""The order n of the derivative, and the numbers of the tensors that it is multiplied with, each at most once."""
+Sum = tuple[Term, ...]
+
+
+def highest_order(sums: Sequence[Sum]) -> int:
+    """Return the highest order of a derivative in some sums."""
+    return max((order for terms in sums for order, _ in terms), default=PLAIN)
+
+
+def contract(sums: Sequence[Sum], gradients: Sequence[int | None]) -> Sum:
+    """Return the inner product of some sums and their gradients, the tensors of the given numbers; None is zero."""
+    return tuple(
+        (order, (*factors, number))
+        for terms, number in zip(sums, gradients, strict=True)
+        if number is not None
+        for order, factors in terms
+    )
+
+
+def with_function(terms: Sum) -> Sum:
+    """Return the terms of a sum that have F or a derivative of it as a factor."""
+    return tuple(term for term in terms if term[0] != PLAIN)
+
+
+def derive(terms: Sum, tensor: int) -> Sum:
+    """Return the derivative of a sum with respect to a tensor, or to z."""
+    if tensor == Z:
+        return tuple((order + 1, factors) for order, factors in with_function(terms))
+    return tuple(
+        (order, tuple(number for number in factors if number != tensor))
+        for order, factors in terms
+        if tensor in factors
+    )
+
+
+def as_tensor(terms: Sum) -> int | None:
+    """Return the number of the tensor that a sum is, if it is one."""
+    match terms:
+        case ((order, (number,)),) if order == PLAIN:
+            return number
+    return None
 
 
 def combine_biased(
@@ -45,11 +97,6 @@ def combine_biased(
         kinds: which bases each member uses; None is all. Other coefficients have no effect, and those of
             kinds that learn none have a gradient of zero.
     """
-    if x.dim() != 3 or rows.shape not in ((len(bases),), (len(x), len(bases))):
-        raise ValueError(
-            f"features of shape {tuple(x.shape)} and coefficients of shape {tuple(rows.shape)}; give "
-            f"(members, rows, columns) and ({len(bases)},) or (members, {len(bases)})"
-        )
     call = _Call(bases, kinds, bias is not None, (_VALUE,))
     y: Tensor = _Combine.apply(x, rows, *(() if bias is None else (bias,)), call)[0]
     return y

@@ -30,24 +30,22 @@ import torch
 from torch import Tensor
 
 from hullo.bases import Base
-from hullo.kernels.codegen import fill, formulas
-from hullo.population.kernels import DTYPES
+from hullo.kernels.codegen import fill
 from hullo.population.kernels.channel_stats import (
     TILES,
     PartialSums,
     Tiling,
     assign_lane,
     center,
-    check_parts,
     compute_statistics,
     fold,
     locate,
     shared_columns,
     spread,
 )
-from hullo.population.kernels.kinds import Kind, Kinds, all_alike, build_branches
+from hullo.population.kernels.kinds import Kind, Kinds, all_alike, build_branches, hull_parts
 from hullo.population.kernels.launch import launch, once_differentiable, wait_for_previous
-from hullo.population.kernels.layouts import all_channels, channels_last, is_stacked
+from hullo.population.kernels.layouts import by_sample, channels_last, is_stacked
 
 STAGES = 4
 """How many tiles `backward_sums` loads in advance: it computes more per byte than the other kernels."""
@@ -91,16 +89,6 @@ def normalize_combine(
         kinds: which bases each member uses; None is all. Where programs have channels of several members, they compute
             all bases for each; coefficients that a member does not use are zero.
     """
-    channels = all_channels(x) if x.dim() in (4, 5) else 0
-    pixels = x.numel() // max(1, channels)
-    if x.dtype not in DTYPES or not channels or pixels < 1 + training:
-        wanted = f"images (B, channels, H, W) or (members, B, channels, H, W) of {', '.join(map(str, DTYPES))}"
-        least = ", with two values of a channel or more to train" if training else ""
-        raise ValueError(f"x is {x.dtype} of shape {tuple(x.shape)}; give {wanted}{least}")
-    if residual is not None and (residual.shape != x.shape or residual.dtype != x.dtype):
-        given = f"the residual is {residual.dtype} of shape {tuple(residual.shape)}"
-        raise ValueError(f"{given}; give one like x, which is {x.dtype} of shape {tuple(x.shape)}")
-    check_parts(channels, rows=rows)
     operands = Operands(running_mean, running_variance, scale, shift, rows, bias, residual)
     both: tuple[Tensor, Tensor] = _NormalizeCombine.apply(
         x, *operands, _Call(tuple(bases), training, momentum, eps, kinds), moments
@@ -133,6 +121,24 @@ class Operands(NamedTuple):
         """Return the constants of the kernels, for so many samples with statistics of their own, and groups so wide."""
         present = {"BIAS": self.bias is not None, "RESIDUAL": self.residual is not None}
         return present | {"REPEAT": repeat, "WIDTH": width} | shared_columns(x, self.rows)
+
+    def backward_sums(
+        self, call: Any, x: Tensor, gradients: Sequence[Tensor], learned: bool, *, width: int = 0
+    ) -> tuple[Tensor, PartialSums, Tiling, dict[str, Any]]:
+        """Return the gradient of the sum before the activation, or dy where it is computed again, and the sums for all
+        other gradients, of each sample and group of channels if those have a width."""
+        samples = x.shape[-4] if width else 1
+        constants = self.constants(x, repeat=samples, width=width or 1)
+        constants["STORE_DS"] = len(gradients) > 1 or self.residual is not None
+        ds = torch.empty_like(x) if constants["STORE_DS"] else gradients[0]
+        tiling = Tiling.of(by_sample(x) if width else x, TILES["backward_sums"])
+        bases = len(call.bases) if learned else 0
+        partial = PartialSums.empty(x, tiling.splits * samples, 2, bases, constants["EACH"])
+        self.launch(
+            "backward_sums", call, tiling, [gradients[0], gradients[-1], x], [ds, partial.data], follows=False,
+            **constants, TWO_GRADIENTS=len(gradients) > 1, LEARNED=learned, STAGES=STAGES,
+        )  # fmt: skip
+        return ds, partial, tiling, constants
 
     def launch(
         self, name: str, call: Any, tiling: Tiling, inputs: Sequence[Tensor], outputs: Sequence[Tensor], *,
@@ -175,16 +181,8 @@ class _NormalizeCombine(torch.autograd.Function):
         given = [channels_last(gradient) for gradient in gradients if gradient is not None]
         if not given:
             return (None,) * len(ctx.needs_input_grad)
-        dy, more = given[0], given[1:]
         learned = ctx.needs_input_grad[Operands._fields.index("rows") + 1]
-        constants = operands.constants(x) | {"STORE_DS": bool(more) or operands.residual is not None}
-        ds = torch.empty_like(x) if constants["STORE_DS"] else dy
-        tiling = Tiling.of(x, TILES["backward_sums"])
-        partial = PartialSums.empty(x, tiling.splits, 2, len(call.bases) if learned else 0, constants["EACH"])
-        operands.launch(
-            "backward_sums", call, tiling, [dy, more[0] if more else dy, x], [ds, partial.data], follows=False,
-            **constants, TWO_GRADIENTS=bool(more), LEARNED=learned, STAGES=STAGES,
-        )  # fmt: skip
+        ds, partial, _, constants = operands.backward_sums(call, x, given, learned)
         drows = torch.empty_like(operands.rows) if learned else None
         dbias = None if ctx.bias is None else torch.empty_like(ctx.bias)
         dshift, dscale = sums = partial.add_up(drows, zeros=dbias)
@@ -213,42 +211,16 @@ def _choose_kernels(
 @functools.cache
 def make_kernels(bases: tuple[Base, ...], dtype: torch.dtype, kinds: tuple[Kind, ...] = ()) -> dict[str, Any]:
     """Return the kernels `apply`, `backward_sums` and `backward_input` of a set of bases."""
-    texts = [fill(_TEMPLATE, _parts(bases, own, learns)) for own, learns in kinds or all_alike(bases)]
+    sums = "HELD", "(size // EACH)"
+    texts = [fill(_TEMPLATE, _PARTS | hull_parts(bases, kind, *sums)) for kind in kinds or all_alike(bases)]
     label = f"norm({','.join(base.name for base in bases)}) {kinds} on {dtype}"
     helpers = (wait_for_previous, assign_lane, locate, center, fold, spread)
-    known = {helper.__name__: helper for helper in helpers}
-    return build_branches(texts, label, dtype, _MEMBER, **known)
+    return build_branches(texts, label, dtype, _MEMBER, *helpers)
 
 
 _LANE = "tl.program_id(0) % (STACK * ACROSS)"
 _MEMBER = f"({_LANE} // ACROSS // REPEAT * CHANNELS + {_LANE} % ACROSS * COLUMNS) // GROUP"
 """The row of coefficients of a program's first channel."""
-
-
-def _parts(bases: tuple[Base, ...], own: tuple[int, ...], learns: bool) -> dict[str, list[str]]:
-    """Return the parts of the kernels for members with some of the bases."""
-    numbers = range(len(own))
-    values, slopes = formulas(tuple(bases[i] for i in own))
-    row = f"tl.load(rows_ptr + group * {len(bases)} + %d).to(tl.float32)"
-    sums = {column: f"tl.sum(sum{i}, axis=0)[None, :]" for i, column in enumerate(own) if learns}
-    nothing = "tl.zeros([1, COLUMNS // EACH], tl.float32)"
-    return {
-        "OTHERS": [", ".join(f"{name}_ptr" for name in Operands._fields) + ","],
-        "CONSTANTS": [f"{', '.join(f'{name}: tl.constexpr' for name in _CONSTANTS.split())},"],
-        "COLUMNS": _COLUMNS.strip().splitlines()
-        + [f"c{i} = spread({row % column}, EACH)" for i, column in enumerate(own)],
-        "STATISTICS": _STATISTICS.strip().splitlines(),
-        "ARGUMENT": _ARGUMENT.strip().splitlines(),
-        "VALUES": [*values, f"y = {' + '.join(f'c{i} * y{i}' for i in numbers)}"],
-        "SLOPES": [*values, *slopes, f"ds = dy * ({' + '.join(f'c{i} * s{i}' for i in numbers)})"],
-        "ZERO": [f"sum{i} = tl.zeros([HELD, COLUMNS // EACH], tl.float32)" for i in numbers if learns],
-        "ADD": [f"sum{i} += add_up(fold(dy * y{i}, HELD), EACH)" for i in numbers if learns] or ["pass"],
-        "STORE": [
-            f"tl.store(to + {column} * (size // EACH), {sums.get(column, nothing)}, mask=some < CHANNELS)"
-            for column in range(len(bases))
-        ],
-    }
-
 
 _CONSTANTS = "STACK CHANNELS ACROSS ROWS HELD COLUMNS EVEN BIG GROUP EACH BIAS RESIDUAL REPEAT WIDTH EARLY"
 
@@ -261,6 +233,7 @@ def apply(
     $CONSTANTS
 ):
     $COLUMNS
+    $COEFFICIENTS
     wait_for_previous(EARLY)
     $STATISTICS
     for turn in range(split, tiles, splits):
@@ -268,6 +241,7 @@ def apply(
         x = tl.load(x_ptr + start + at, mask=inside, other=0.0).to(tl.float32)
         $ARGUMENT
         $VALUES
+        $COMBINED
         tl.store(y_ptr + start + at, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
@@ -280,6 +254,7 @@ def backward_sums(
     $CONSTANTS
 ):
     $COLUMNS
+    $COEFFICIENTS
     $STATISTICS
     wait_for_previous(EARLY)
     sum_ds = tl.zeros([HELD, COLUMNS], tl.float32)
@@ -292,7 +267,10 @@ def backward_sums(
         if TWO_GRADIENTS:
             dy += widen(tl.load(more_ptr + start + at, mask=inside, other=0.0))
         $ARGUMENT
+        $VALUES
         $SLOPES
+        $SLOPE
+        ds = dy * slope
         if STORE_DS:
             tl.store(ds_ptr + start + at, ds.to(ds_ptr.dtype.element_ty), mask=inside)
         sum_ds += fold(ds, HELD)
@@ -318,6 +296,7 @@ def backward_input(
     $CONSTANTS
 ):
     $COLUMNS
+    $COEFFICIENTS
     $STATISTICS
     wait_for_previous(EARLY)
     if GROUPED:  # means over a group, weighted by the scales of its channels
@@ -336,7 +315,10 @@ def backward_input(
         else:
             dy = ds  # ds was not stored, it is computed again
             $ARGUMENT
+            $VALUES
             $SLOPES
+            $SLOPE
+            ds = dy * slope
         dx = factor * ds
         if GROUPED or TRAINING:
             dx -= level + tilt * centered
@@ -373,3 +355,11 @@ x = centered * factor + shift
 if RESIDUAL:
     x += tl.load(residual_ptr + start + at, mask=inside, other=0.0).to(tl.float32)
 """
+
+_PARTS = {
+    "OTHERS": [", ".join(f"{name}_ptr" for name in Operands._fields) + ","],
+    "CONSTANTS": [f"{', '.join(f'{name}: tl.constexpr' for name in _CONSTANTS.split())},"],
+    "COLUMNS": _COLUMNS.strip().splitlines(),
+    "STATISTICS": _STATISTICS.strip().splitlines(),
+    "ARGUMENT": _ARGUMENT.strip().splitlines(),
+}

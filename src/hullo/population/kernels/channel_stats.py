@@ -168,14 +168,6 @@ class PartialSums(NamedTuple):
         return sums
 
 
-def check_parts(channels: int, **tensors: Tensor) -> None:
-    """Raise an error unless the channels fall into as many equal parts as each of some tensors has rows."""
-    for name, tensor in tensors.items():
-        parts = 1 if name == "rows" and tensor.dim() == 1 else len(tensor)
-        if channels % parts:
-            raise ValueError(f"{channels} channels do not fall into {parts} equal parts, as many as there are {name}")
-
-
 def shared_columns(x: Tensor, rows: Tensor) -> dict[str, int]:
     """Return how many columns have one row of coefficients, and how many of those a thread loads at once."""
     group = all_channels(x) // (len(rows) if rows.dim() == 2 else 1)

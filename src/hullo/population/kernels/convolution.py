@@ -15,6 +15,7 @@ windows once more. Other ways are cuDNN and, for some layers, kernels of their o
 # ruff: noqa: N803, N806 (constants are in capitals, in Triton)
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -121,12 +122,6 @@ def convolve(
             types, whose squares float32 holds. Otherwise None is returned for them.
         deferred: what `side_stream.flatten` returned with `weight`.
     """
-    fits = all_channels(x) == members * weight.shape[1] and (not is_stacked(x) or len(x) == members)
-    if not fits or len(weight) % members or weight.shape[2] not in (1, weight.shape[3]):
-        raise ValueError(
-            f"images are (B, {members} * inputs, H, W) or ({members}, B, inputs, H, W), and weights "
-            f"({members} * outputs, inputs, side or 1, side); got {tuple(x.shape)} and {tuple(weight.shape)}"
-        )
     shape = Shape.of(members, weight, (x.shape[-2], x.shape[-1]), stride, padding)
     convolved: tuple[Tensor, Tensor | None] = _Convolve.apply(
         x, weight, bias, shape, measured and x.itemsize == 2, deferred
@@ -175,20 +170,25 @@ def _forward(
 ) -> tuple[Tensor, Tensor | None]:
     """Return outputs and moments."""
     ways: dict[str, choice.Way] = {"windows": lambda: _convolve_windows(x, weight, bias, shape, measured=measured)}
-    default = "windows"
     if _suits_cudnn(shape, x) and (not measured or _prefers_cudnn(shape)):
         ways["cudnn"] = lambda: (F.conv2d(x, weight, bias, *_moves(shape), 1, shape.members), None)
-        default = "cudnn" if _prefers_cudnn(shape) else default
     if shape.stride == 1 and bias is None and not shape.line:
         for with_moments in (True, False) if measured else (False,):
             tile = row_conv.choose_tile(shape, x, measured=with_moments)
             if tile is not None:
                 ways["rows"] = partial(row_conv.convolve_rows, x, weight, shape, tile, measured=with_moments)
-                default = "rows" if row_conv.is_tuned_for(x.dtype, x.device) else default
                 break
     key = ("forward", shape, x.shape[-4], x.dtype, is_stacked(x), bias is not None, measured)
-    y, moments = choice.compute(key, ways, default)
+    y, moments = choice.compute(key, ways, _default(ways, x, _prefers_cudnn(shape)))
     return cast(Tensor, y), moments
+
+
+def _default(ways: Mapping[str, choice.Way], x: Tensor, prefers_cudnn: bool) -> str:
+    """Return the way to take where nothing was measured."""
+    own = [name for name in ("rows", "squares") if name in ways]
+    if own and row_conv.is_tuned_for(x.dtype, x.device):
+        return own[0]
+    return "cudnn" if prefers_cudnn and "cudnn" in ways else "windows"
 
 
 def convolve_transposed(
@@ -225,23 +225,18 @@ class _ConvolveTransposed(torch.autograd.Function):
 def _input_gradient(dy: Tensor, weight: Tensor, shape: Shape) -> Tensor:
     """Return the gradient of images."""
     ways: dict[str, choice.Way] = {"windows": lambda: _convolve_windows(dy, weight, None, shape, transposed=True)}
-    default = "windows"
     if _suits_cudnn(shape, dy):
         ways["cudnn"] = lambda: (_cudnn_backward(dy, None, weight, shape, (True, False, False))[0], None)
-        default = "cudnn" if _prefers_cudnn(shape) else default
-    is_tuned = row_conv.is_tuned_for(dy.dtype, dy.device)
     if shape.stride == 1 and not shape.line:
         mirrored = shape.transposed()
         tile = row_conv.choose_tile(mirrored, dy)
         if tile is not None:
             ways["rows"] = partial(row_conv.convolve_rows, dy, weight, mirrored, tile, transposed=True)
-            default = "rows" if is_tuned else default
     square_tile = square_gradient.choose_tile(shape, dy)
     if square_tile is not None:
         ways["squares"] = lambda: (square_gradient.input_gradient(dy, weight, shape, square_tile), None)
-        default = "squares" if is_tuned else default
     key = ("input gradient", shape, dy.shape[-4], dy.dtype, is_stacked(dy))
-    return cast(Tensor, choice.compute(key, ways, default)[0])
+    return cast(Tensor, choice.compute(key, ways, _default(ways, dy, _prefers_cudnn(shape)))[0])
 
 
 def _cudnn_backward(
@@ -303,18 +298,15 @@ def _weight_gradient(
 ) -> tuple[Tensor, Tensor | None]:
     """Return the gradients of weights and bias."""
     ways: dict[str, choice.Way] = {"windows": lambda: _weight_gradient_by_windows(dy, x, weight, shape, biased=biased)}
-    default = "windows"
     if _suits_cudnn(shape, x):
         ways["cudnn"] = lambda: _cudnn_backward(dy, x, weight, shape, (False, True, biased))[1:]
-        is_square = shape.in_channels == shape.out_channels
-        default = "cudnn" if is_square or _prefers_cudnn(shape) else default
     if shape.stride == 1 and not biased and not shape.line:
-        by_rows = row_conv.choose_weight_tile(shape, x)
-        if by_rows is not None:
-            ways["rows"] = lambda: (row_conv.weight_gradient(dy, x, shape, by_rows), None)
-            default = "rows" if row_conv.is_tuned_for(x.dtype, x.device) else default
+        tile = row_conv.choose_weight_tile(shape, x)
+        if tile is not None:
+            ways["rows"] = lambda: (row_conv.weight_gradient(dy, x, shape, tile), None)
     key = ("weight gradient", shape, x.shape[-4], x.dtype, is_stacked(x), biased)
-    dweight, dbias = choice.compute(key, ways, default)
+    prefers_cudnn = shape.in_channels == shape.out_channels or _prefers_cudnn(shape)
+    dweight, dbias = choice.compute(key, ways, _default(ways, x, prefers_cudnn))
     return cast(Tensor, dweight), dbias if biased else None
 
 

@@ -60,8 +60,6 @@ def drop(
 
 def draws(number: int, rate: float) -> dict[str, Any]:
     """Return the constants of a dropout for kernels."""
-    if not 0 <= rate < 1:
-        raise ValueError(f"rate={rate!r}: give a share from 0 to below 1")
     return {
         "PURPOSE": int(Purpose.DROPOUT) + number,
         "LEAST": round(rate * 2**16) - 2**15,

@@ -42,14 +42,6 @@ class Layout:
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         members = len(parameters[0])
-        for number, parameter in enumerate(parameters):
-            own = parameter[0]
-            spread = 1 + sum((size - 1) * stride for size, stride in zip(own.shape, own.stride(), strict=True))
-            if not parameter.numel() or len(parameter) != members or spread * members != parameter.numel():
-                raise ValueError(
-                    f"parameter {number} of shape {tuple(parameter.shape)} and strides {parameter.stride()}: "
-                    f"each of {members} members needs one run of memory; call .contiguous() on it first"
-                )
         device = parameters[0].device
         sizes = torch.tensor([parameter.numel() for parameter in parameters])
         ends = (-(-sizes // _ALIGNMENT) * _ALIGNMENT).cumsum(0)
@@ -117,8 +109,6 @@ def update(
         scale: what gradients are multiplied with first, (members,).
         copies: a buffer that takes the new values in its own precision.
     """
-    if len(gradients) != len(layout.shapes):
-        raise ValueError(f"{len(layout.shapes)} parameters need as many gradients, got {len(gradients)}")
     placed = tuple(
         values if gradient is None else _placed(gradient, *shape)
         for gradient, shape in zip(gradients, layout.shapes, strict=True)
@@ -139,11 +129,6 @@ def update(
 
 def _placed(gradient: Tensor, shape: torch.Size, strides: tuple[int, ...]) -> Tensor:
     """Return the gradient in its parameter's order in memory, at an address that is a multiple of 16."""
-    if gradient.shape != shape or gradient.dtype not in (torch.float32, torch.bfloat16):
-        raise ValueError(
-            f"a gradient for a parameter of shape {tuple(shape)} is float32 or bfloat16 of that shape, "
-            f"got {gradient.dtype} of shape {tuple(gradient.shape)}"
-        )
     steps = zip(shape, strides, gradient.stride(), strict=True)
     if gradient.data_ptr() % 16 == 0 and all(size == 1 or wanted == given for size, wanted, given in steps):
         return gradient

@@ -26,19 +26,16 @@ from hullo.bases import Base
 from hullo.functional import apply
 from hullo.kernels.spec import CombineSpec
 from hullo.parametrizations import get_parametrization
-from hullo.population.kernels import DTYPES
-from hullo.population.kernels.bn_act import STAGES, Operands
+from hullo.population.kernels.bn_act import Operands
 from hullo.population.kernels.channel_stats import (
     TILES,
-    PartialSums,
     Tiling,
-    check_parts,
     count_rows,
     partial_statistics,
 )
 from hullo.population.kernels.kinds import Kinds
 from hullo.population.kernels.launch import launch, wait_for_previous
-from hullo.population.kernels.layouts import all_channels, channels_last, is_stacked
+from hullo.population.kernels.layouts import all_channels, by_sample, channels_last, is_stacked
 
 
 def group_norm_combine(
@@ -72,13 +69,7 @@ def group_norm_combine(
         dtype: of the result, by default that of x.
         kinds: which bases each member uses, as :func:`hullo.population.kernels.bn_act.normalize_combine` takes them.
     """
-    channels = all_channels(x) if x.dim() in (4, 5) else 0
-    if x.dtype not in DTYPES or not x.numel() or x.shape[-3] % width:
-        raise ValueError(
-            f"x is {x.dtype} of shape {tuple(x.shape)}, groups have {width} channels; give images (B, channels, H, W) "
-            f"or (members, B, channels, H, W) of {', '.join(map(str, DTYPES))}, and groups of equally many channels"
-        )
-    check_parts(channels, rows=rows)
+    channels = all_channels(x)
     call = _Call(tuple(bases), width, eps, x.dtype if dtype is None else dtype, kinds)
     scale = torch.ones(channels, device=x.device) if scale is None else scale
     shift = torch.zeros(channels, device=x.device) if shift is None else shift
@@ -116,7 +107,7 @@ class _GroupNormCombine(torch.autograd.Function):
         mean, variance, offsets = _compute_statistics(x, bias, call)
         ctx.save_for_backward(*leaves, mean, variance, offsets)
         operands = Operands(mean, variance, scale, shift, rows, bias, residual)
-        y, tiling = torch.empty_like(x, dtype=call.dtype), Tiling.of(_by_sample(x), TILES["apply"])
+        y, tiling = torch.empty_like(x, dtype=call.dtype), Tiling.of(by_sample(x), TILES["apply"])
         constants = operands.constants(x, repeat=x.shape[-4], width=call.width)
         operands.launch("apply", call, tiling, [x], [y], follows=True, **constants)
         return y, y.view_as(y)
@@ -132,19 +123,10 @@ class _GroupNormCombine(torch.autograd.Function):
             return _differentiate(ctx, functools.reduce(torch.add, given), leaves)
         x, scale, shift, rows, bias, residual = leaves
         x, rows, residual = _in_order(x, rows, residual)
-        dy, more = channels_last(given[0]), channels_last(given[-1])
         operands = Operands(mean, variance, scale, shift, rows, bias, residual)
-        constants = operands.constants(x, repeat=x.shape[-4], width=call.width)
-        constants["STORE_DS"] = len(given) > 1 or residual is not None
-        ds = torch.empty_like(x) if constants["STORE_DS"] else dy
-        tiling = Tiling.of(_by_sample(x), TILES["backward_sums"])
+        given = [channels_last(gradient) for gradient in given]
+        ds, partial, tiling, constants = operands.backward_sums(call, x, given, learned, width=call.width)
         samples, channels = x.shape[-4], len(scale)
-        sums_of_bases = len(call.bases) if learned else 0
-        partial = PartialSums.empty(x, tiling.splits * samples, 2, sums_of_bases, constants["EACH"])
-        operands.launch(
-            "backward_sums", call, tiling, [dy, more, x], [ds, partial.data], follows=False, **constants,
-            TWO_GRADIENTS=len(given) > 1, LEARNED=learned, STAGES=STAGES,
-        )  # fmt: skip
         sums = torch.empty(2, len(mean), dtype=torch.float32, device=x.device)
         dbias = torch.empty(0 if bias is None else samples, channels, dtype=torch.float32, device=x.device)
         sizes = call.sizes(x)
@@ -152,7 +134,7 @@ class _GroupNormCombine(torch.autograd.Function):
             _merge_sums, len(mean), partial.data, scale, variance, offsets, sums, dbias, call.eps, *tiling.sizes,
             follows=True, **sizes, PARTS=_parts(tiling.splits, sizes["BLOCK"]), BIAS=bias is not None,
         )  # fmt: skip
-        tiling, dx = Tiling.of(_by_sample(x), TILES["backward_input"]), torch.empty_like(x)
+        tiling, dx = Tiling.of(by_sample(x), TILES["backward_input"]), torch.empty_like(x)
         operands.launch(
             "backward_input", call, tiling, [ds, x], [sums, dx], follows=True, **constants, TRAINING=True, GROUPED=True
         )
@@ -200,11 +182,6 @@ def _side_by_side(x: Tensor) -> Tensor:
     return x.transpose(0, 1).flatten(1, 2) if is_stacked(x) else x
 
 
-def _by_sample(x: Tensor) -> Tensor:
-    """Return images as stacked ones, of which each sample is one."""
-    return (x.flatten(0, 1) if is_stacked(x) else x).unsqueeze(1)
-
-
 def _parts(splits: int, block: int) -> int:
     """Return how many partial sums of a block of columns a program loads at once."""
     return int(min(triton.next_power_of_2(splits), max(1, 2048 // block)))
@@ -213,7 +190,7 @@ def _parts(splits: int, block: int) -> int:
 def _compute_statistics(x: Tensor, bias: Tensor | None, call: _Call) -> tuple[Tensor, Tensor, Tensor]:
     """Return the mean and the variance of x + bias for each sample and group, and of each channel its mean less that of
     its group where there is a bias."""
-    each, samples, channels = _by_sample(x), x.shape[-4], all_channels(x)
+    each, samples, channels = by_sample(x), x.shape[-4], all_channels(x)
     tiling = Tiling.of(each, TILES["partial_statistics"])
     partial = torch.empty(3, tiling.splits, samples * channels, dtype=torch.float32, device=x.device)
     launch(partial_statistics, tiling.programs, x, partial, *tiling.sizes, follows=False, **tiling.constants)

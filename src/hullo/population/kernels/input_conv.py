@@ -111,14 +111,6 @@ def convolve(
             f"images are contiguous bytes and moves of shape {(*order.shape, 3)}; got {images.dtype} of strides "
             f"{images.stride()} and moves of shape {tuple(moves.shape)}"
         )
-    members = len(images if order is None else order)
-    channels, *size = images.shape[-3:]
-    fits = side <= min(size) and not (same and side % 2 == 0)
-    if len(weight) % members or weight.shape[1:] != (channels, side, side) or not fits:
-        raise ValueError(
-            f"weights are (members * outputs, {channels}, side, side) for {members} members, the side at most "
-            f"{min(size)} and odd where same=True; got {tuple(weight.shape)} and same={same}"
-        )
     call = _Call(images, order, moves, side // 2 if same else 0, dtype, measured and dtype.itemsize == 2, stacked)
     own = weight.new_zeros(len(weight)) if bias is None else bias
     convolved: tuple[Tensor, Tensor | None] = _Convolve.apply(weight, own, call)
@@ -157,9 +149,9 @@ class _Call(NamedTuple):
         out_height, out_width = height + 2 * self.padding - side + 1, width + 2 * self.padding - side + 1
         rows = batch * out_height * triton.cdiv(out_width, tile.group)
         if self.order is None or self.moves is None:
-            where = [self.images, self.images, *self.images.stride()[:2], 0, 0, 0]
+            where = [self.images, self.images, (*self.images.stride()[:2], 0, 0, 0)]
         else:
-            where = [self.order, self.moves, *self.order.stride(), *self.moves.stride()]
+            where = [self.order, self.moves, (*self.order.stride(), *self.moves.stride())]
         return [self.images, *where, members, rows, triton.cdiv(rows, tile.rows)], {
             "CHANNELS": channels,
             "HEIGHT": height,
@@ -200,7 +192,7 @@ class _Convolve(torch.autograd.Function):
         moments = torch.empty(2, splits if call.measured else 0, len(weight), device=weight.device)
         with torch.cuda.device_of(weight):
             _forward_kernel[(splits * members,)](
-                y, weight, bias.contiguous(), *weight.stride(), moments, splits, *varying,
+                y, weight, bias.contiguous(), weight.stride(), moments, splits, *varying,
                 **constants, MEASURED=call.measured,
             )  # fmt: skip
         ctx.mark_non_differentiable(moments)
@@ -222,15 +214,15 @@ class _Convolve(torch.autograd.Function):
         with torch.cuda.device_of(weight):
             _backward_kernel[(splits * members,)](gradient, partial, splits, *varying, **constants)
             _add_kernel[(blocks * members,)](
-                dweight, dbias, partial, splits, *dweight.stride(), dbias.stride(0), members, **fixed, BLOCK=256
+                dweight, dbias, partial, splits, dweight.stride(), dbias.stride(0), members, **fixed, BLOCK=256
             )
         return dweight, dbias, None
 
 
 @triton.jit
 def _forward_kernel(
-    y_ptr, weight_ptr, bias_ptr, weight_out, weight_channel, weight_row, weight_column, moments_ptr, splits,
-    images, order, moves, order_member, order_b, moves_member, moves_b, moves_entry, members, rows, tiles,
+    y_ptr, weight_ptr, bias_ptr, weight_strides, moments_ptr, splits, images, order, moves, strides, members, rows,
+    tiles,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, SIDE: tl.constexpr, PADDING: tl.constexpr,
     OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr, OUT: tl.constexpr, GROUP: tl.constexpr, IN_BLOCK: tl.constexpr,
     OUT_BLOCK: tl.constexpr, ROWS: tl.constexpr, MOVED: tl.constexpr, STACKED: tl.constexpr, MEASURED: tl.constexpr,
@@ -240,8 +232,8 @@ def _forward_kernel(
     k, n = tl.arange(0, IN_BLOCK)[:, None], tl.arange(0, GROUP * OUT_BLOCK)[None, :]
     out = n % OUT_BLOCK
     kx = k % COLUMNS - n // OUT_BLOCK
-    at = (member * OUT + out) * weight_out + k // (SIDE * COLUMNS) * weight_channel
-    at += k // COLUMNS % SIDE * weight_row + kx * weight_column
+    at = (member * OUT + out) * weight_strides[0] + k // (SIDE * COLUMNS) * weight_strides[1]
+    at += k // COLUMNS % SIDE * weight_strides[2] + kx * weight_strides[3]
     known = (out < OUT) & (k < CHANNELS * SIDE * COLUMNS) & (kx >= 0) & (kx < SIDE)
     weights = tl.load(weight_ptr + at, mask=known, other=0.0)
     bias = tl.load(bias_ptr + member * OUT + out, mask=out < OUT, other=0.0)
@@ -251,8 +243,8 @@ def _forward_kernel(
     squares = tl.zeros([ROWS // 16, 8, OUT_BLOCK], tl.float32)
     for tile in tl.range(tl.program_id(0) // members, tiles, splits, num_stages=1):  # a pixel at a time is slow ahead
         windows = _load_windows(
-            images, order, moves, order_member, order_b, moves_member, moves_b, moves_entry, rows, member, tile,
-            CHANNELS, HEIGHT, WIDTH, SIDE, PADDING, OUT_HEIGHT, OUT_WIDTH, GROUP, IN_BLOCK, ROWS, MOVED, weights.dtype,
+            images, order, moves, strides, rows, member, tile, CHANNELS, HEIGHT, WIDTH, SIDE, PADDING, OUT_HEIGHT,
+            OUT_WIDTH, GROUP, IN_BLOCK, ROWS, MOVED, weights.dtype,
         )  # fmt: skip
         y = tl.dot(windows, weights, input_precision="ieee").to(weights.dtype)
         to, kept = _locate_outputs(tile, n, member, members, rows, OUT_WIDTH, OUT, GROUP, OUT_BLOCK, ROWS, STACKED)
@@ -270,8 +262,7 @@ def _forward_kernel(
 
 @triton.jit
 def _backward_kernel(
-    dy_ptr, partial_ptr, splits,
-    images, order, moves, order_member, order_b, moves_member, moves_b, moves_entry, members, rows, tiles,
+    dy_ptr, partial_ptr, splits, images, order, moves, strides, members, rows, tiles,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, SIDE: tl.constexpr, PADDING: tl.constexpr,
     OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr, OUT: tl.constexpr, GROUP: tl.constexpr, IN_BLOCK: tl.constexpr,
     OUT_BLOCK: tl.constexpr, ROWS: tl.constexpr, MOVED: tl.constexpr, STACKED: tl.constexpr,
@@ -284,8 +275,8 @@ def _backward_kernel(
         at, known = _locate_outputs(tile, n, member, members, rows, OUT_WIDTH, OUT, GROUP, OUT_BLOCK, ROWS, STACKED)
         dy = tl.load(dy_ptr + at, mask=known, other=0.0)
         windows = _load_windows(
-            images, order, moves, order_member, order_b, moves_member, moves_b, moves_entry, rows, member, tile,
-            CHANNELS, HEIGHT, WIDTH, SIDE, PADDING, OUT_HEIGHT, OUT_WIDTH, GROUP, IN_BLOCK, ROWS, MOVED, dy.dtype,
+            images, order, moves, strides, rows, member, tile, CHANNELS, HEIGHT, WIDTH, SIDE, PADDING, OUT_HEIGHT,
+            OUT_WIDTH, GROUP, IN_BLOCK, ROWS, MOVED, dy.dtype,
         )  # fmt: skip
         sums = tl.dot(windows.trans(), dy, sums, input_precision="ieee")
     k = tl.arange(0, IN_BLOCK)[:, None]
@@ -296,9 +287,9 @@ def _backward_kernel(
 
 @triton.jit
 def _add_kernel(
-    dweight_ptr, dbias_ptr, partial_ptr, splits, weight_out, weight_channel, weight_row, weight_column, bias_out,
-    members, CHANNELS: tl.constexpr, SIDE: tl.constexpr, OUT: tl.constexpr, GROUP: tl.constexpr, IN_BLOCK: tl.constexpr,
-    OUT_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
+    dweight_ptr, dbias_ptr, partial_ptr, splits, strides, bias_out, members, CHANNELS: tl.constexpr,
+    SIDE: tl.constexpr, OUT: tl.constexpr, GROUP: tl.constexpr, IN_BLOCK: tl.constexpr, OUT_BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Add the programs' sums and those of a band's copies."""
     COLUMNS: tl.constexpr = GROUP + SIDE - 1
@@ -317,7 +308,7 @@ def _add_kernel(
             total += tl.load(
                 base + (first + g * step) * (GROUP * OUT_BLOCK) + g * OUT_BLOCK + out, mask=known, other=0.0
             )
-    at = (member * OUT + out) * weight_out + channel * weight_channel + ky * weight_row + kx * weight_column
+    at = (member * OUT + out) * strides[0] + channel * strides[1] + ky * strides[2] + kx * strides[3]
     tl.store(dweight_ptr + at, total.to(dweight_ptr.dtype.element_ty), mask=tap < TAPS)
     tl.store(dbias_ptr + (member * OUT + out) * bias_out, total.to(dbias_ptr.dtype.element_ty), mask=tap == TAPS)
 
@@ -340,7 +331,7 @@ def _locate_outputs(
 
 @triton.jit
 def _load_windows(
-    images, order, moves, order_member, order_b, moves_member, moves_b, moves_entry, rows, member, tile,
+    images, order, moves, strides, rows, member, tile,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, SIDE: tl.constexpr, PADDING: tl.constexpr,
     OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr, GROUP: tl.constexpr, IN_BLOCK: tl.constexpr, ROWS: tl.constexpr,
     MOVED: tl.constexpr, TYPE: tl.constexpr,
@@ -352,13 +343,13 @@ def _load_windows(
     known = row < rows
     row = tl.where(known, row, 0)
     b = row // (OUT_HEIGHT * GROUPS)
-    first = (member * order_member).to(tl.int64) + b * order_b
+    first = (member * strides[0]).to(tl.int64) + b * strides[1]
     if MOVED:
-        image = tl.load(order + member * order_member + b * order_b)
-        move = moves + member * moves_member + b * moves_b
+        image = tl.load(order + member * strides[0] + b * strides[1])
+        move = moves + member * strides[2] + b * strides[3]
         flipped = tl.load(move)
-        down = tl.load(move + moves_entry).to(tl.int32)
-        right = tl.load(move + 2 * moves_entry).to(tl.int32)
+        down = tl.load(move + strides[4]).to(tl.int32)
+        right = tl.load(move + 2 * strides[4]).to(tl.int32)
         first = image * (CHANNELS * HEIGHT * WIDTH)
     k = tl.arange(0, IN_BLOCK)[None, :]
     y = row // GROUPS % OUT_HEIGHT + k // COLUMNS % SIDE - PADDING

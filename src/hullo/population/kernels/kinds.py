@@ -15,6 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hullo.bases import Base
+from hullo.kernels.codegen import formulas
+
 Kind = tuple[tuple[int, ...], bool]
 """The places of a member's bases among those of a call, and whether it learns coefficients."""
 
@@ -37,14 +40,43 @@ def all_alike(bases: Sequence[object]) -> tuple[Kind, ...]:
     return ((tuple(range(len(bases))), True),)
 
 
-def build_branches(texts: Sequence[str], label: str, dtype: torch.dtype, member: str, **known: Any) -> dict[str, Any]:
+def hull_parts(bases: Sequence[Base], kind: Kind, height: str, stride: str) -> dict[str, list[str]]:
+    """Return the parts of kernels that compute hulls of images for members of a kind.
+
+    Coefficients are those of each `group`, and EACH neighboring columns share them. Sums of dy times the bases have
+    `height` rows; in memory the sums for a base are `stride` numbers behind those for the base before it.
+    """
+    own, learns = kind
+    values, slopes = formulas(tuple(bases[i] for i in own))
+    sums = {column: f"tl.sum(sum{i}, axis=0)[None, :]" for i, column in enumerate(own) if learns}
+    nothing = "tl.zeros([1, COLUMNS // EACH], tl.float32)"
+    row = f"tl.load(rows_ptr + group * {len(bases)} + %d).to(tl.float32)"
+    added = range(len(sums))
+    return {
+        "COEFFICIENTS": [f"c{i} = spread({row % column}, EACH)" for i, column in enumerate(own)],
+        "VALUES": values,
+        "SLOPES": slopes,
+        "COMBINED": [f"y = {' + '.join(f'c{i} * y{i}' for i in range(len(own)))}"],
+        "SLOPE": [f"slope = {' + '.join(f'c{i} * s{i}' for i in range(len(own)))}"],
+        "ZERO": [f"sum{i} = tl.zeros([{height}, COLUMNS // EACH], tl.float32)" for i in added],
+        "ADD": [f"sum{i} += add_up(fold(dy * y{i}, {height}), EACH)" for i in added] or ["pass"],
+        "STORE": [
+            f"tl.store(to + {column} * {stride}, {sums.get(column, nothing)}, mask=some < CHANNELS)"
+            for column in range(len(bases))
+        ],
+    }
+
+
+def build_branches(texts: Sequence[str], label: str, dtype: torch.dtype, member: str, *helpers: Any) -> dict[str, Any]:
     """Return the kernels of a source, written for each kind of member.
 
     Of several kinds, the first argument of each kernel is the number of the kind of each member. `member` is the
-    expression for the member of a program, in terms of the kernels' constants.
+    expression for the member of a program, in terms of the kernels' constants; `helpers` are functions that kernels
+    call.
     """
     from hullo.kernels.triton import build
 
+    known = {helper.__name__: helper for helper in helpers}
     if len(texts) == 1:
         return build(texts[0], label, dtype, **known)
     found = re.findall(r"^def (\w+)\((.*?)\):$", texts[0], re.M | re.S)

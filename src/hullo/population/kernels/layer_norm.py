@@ -59,9 +59,6 @@ def layer_norm(
         dropout: of y + shift, if there is one.
         copy: the dtype of the copy, if there is one.
     """
-    if x.dim() != 3 or (y is not None and y.shape != x.shape):
-        given = f"{tuple(x.shape)}" if y is None else f"{tuple(x.shape)} and {tuple(y.shape)}"
-        raise ValueError(f"features of shape {given}; give (members, rows, columns)")
     found: tuple[Tensor, ...] = _LayerNorm.apply(x, y, shift, weight, bias, _Call(eps, rms, dtype, dropout, copy))
     s, n, *copies = (x, *found) if y is None else found
     return s, n, copies[0] if copies else None

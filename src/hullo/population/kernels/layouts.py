@@ -29,6 +29,11 @@ def all_channels(x: Tensor) -> int:
     return x.shape[0] * x.shape[2] if is_stacked(x) else x.shape[1]
 
 
+def by_sample(x: Tensor) -> Tensor:
+    """Return images as stacked ones, of which each sample is one."""
+    return (x.flatten(0, 1) if is_stacked(x) else x).unsqueeze(1)
+
+
 def channels_last(x: Tensor) -> Tensor:
     """Return images as kernels take them: themselves, or a copy."""
     each = x.movedim(-3, -1)

@@ -1,13 +1,16 @@
-"""Linear layers of a population with their biases: the product adds to a result that starts as the bias.
+"""Linear layers of a population: products of each member's matrices, and biases.
 
-`torch.baddbmm` copies a broadcast bias slowly, and its gradient is a slow reduction; both are kernels here.
+The product adds to a result that starts as the bias: `torch.baddbmm` copies a broadcast bias slowly, and its gradient
+is a slow reduction; both are kernels here. Libraries read matrices whose rows do not begin at multiples of 16 bytes, as
+1250 x 500 in bfloat16, in small pieces. With few rows per member, a layer takes as long as reading its weights, and a
+kernel reads as many numbers at once as the sizes allow.
 """
 
 # mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
-# ruff: noqa: N803 (constants are in capitals, in Triton)
+# ruff: noqa: N803, N806 (constants are in capitals, in Triton)
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,11 +20,30 @@ from torch import Tensor
 
 from hullo._compat import wanted_gradients
 from hullo.population.kernels import multiply, processors
+from hullo.population.kernels.layouts import block
+from hullo.population.kernels.row_conv import is_tuned_for
 
 BLOCK, LEAST_ROWS = 64, 256
 """Of a product: the rows and columns of a block of the result, and the rows of a part of the features."""
 LEAST_SUMMED, PROGRAMS = 256, 16
 """Of sums over rows: the least rows that a program adds up, and the most programs for each multiprocessor."""
+
+
+class Tile(NamedTuple):
+    """Hold the settings of `_multiply`: a block of the result, the inner numbers per step, warps, steps in advance."""
+
+    rows: int
+    columns: int
+    inner: int
+    warps: int
+    stages: int
+
+
+FEW_ROWS, FEW_INNER = Tile(32, 64, 128, 4, 3), Tile(64, 128, 32, 4, 1)
+"""For both passes through a layer and for the gradient of its weights, as measured on an H200."""
+
+MOST_ROWS, LEAST_WEIGHTS = 64, 2**17
+"""The most rows of a member, and the least weights, for which the kernel is used."""
 
 
 def linear(x: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
@@ -54,20 +76,49 @@ def multiply_transposed(x: Tensor, y: Tensor) -> Tensor:
     return torch.bmm(one.mT, other).view(members, parts, columns, y.shape[2]).sum(1)
 
 
-class LongProduct(torch.autograd.Function):
-    """Multiply features of many rows, (members, rows, inputs), by the weights of each member."""
+def is_misaligned(x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
+    """Return whether the kernel multiplies (members, rows, inner) by (members, inner, columns) faster than cuBLAS."""
+    inner, columns = weight.shape[1:]
+    misaligned = inner % 8 != 0 or columns % 8 != 0
+    even = inner % 2 == columns % 2 == 0  # a pair is the least that is read in advance
+    few = 16 <= x.shape[1] <= MOST_ROWS and inner * columns >= LEAST_WEIGHTS
+    return misaligned and even and few and is_tuned_for(dtype, x.device)
+
+
+class Product(torch.autograd.Function):
+    """Multiply features, (members, rows, inputs), by the weights of each member, (members, inputs, outputs)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return torch.bmm(x, weight)
+        return multiply_blocks(x, weight, FEW_ROWS) if is_misaligned(x, weight, x.dtype) else torch.bmm(x, weight)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         wants_x, wants_weight = wanted_gradients(ctx, 2)
-        dx = LongProduct.apply(gradient, weight.mT) if wants_x else None
-        return dx, multiply_transposed(x, gradient) if wants_weight else None
+        dweight = None
+        if wants_weight and is_misaligned(x, weight, x.dtype) and not torch.is_grad_enabled():
+            dweight = multiply_blocks(x.mT, gradient, FEW_INNER)
+        elif wants_weight:
+            dweight = multiply_transposed(x, gradient)
+        return Product.apply(gradient, weight.mT) if wants_x else None, dweight
+
+
+def multiply_blocks(x: Tensor, y: Tensor, tile: Tile) -> Tensor:
+    """Return the products of matrices, (members, rows, columns), by the kernel."""
+    members, rows, inner = x.shape
+    columns = y.shape[2]
+    product = torch.empty(members, rows, columns, dtype=x.dtype, device=x.device)
+    rows_block = min(tile.rows, block(rows))
+    blocks = triton.cdiv(rows, rows_block) * triton.cdiv(columns, tile.columns)
+    with torch.cuda.device_of(x):
+        _multiply[(blocks, members)](
+            x, y, product, ROWS=rows, INNER=inner, COLUMNS=columns, X_STRIDES=x.stride(), Y_STRIDES=y.stride(),
+            ROWS_BLOCK=rows_block, INNER_BLOCK=tile.inner, COLUMNS_BLOCK=tile.columns,
+            STAGES=tile.stages, num_warps=tile.warps,
+        )  # fmt: skip
+    return product
 
 
 def column_sums(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -80,13 +131,13 @@ def column_sums(x: Tensor, dtype: torch.dtype) -> Tensor:
     width = parts * columns
     lanes = members * triton.cdiv(width, 64)
     splits = max(1, min(rows // LEAST_SUMMED, PROGRAMS * processors(x) // lanes))
-    block = 64 if splits > 1 or lanes >= 2 * processors(x) else 16
+    across = 64 if splits > 1 or lanes >= 2 * processors(x) else 16
     shape = (parts, members, columns) if splits == 1 else (members, splits, parts, columns)
     sums = torch.empty(shape, dtype=dtype if splits == 1 else torch.float32, device=x.device)
-    tile = min(2048 // block, triton.next_power_of_2(rows))
+    tile = min(2048 // across, triton.next_power_of_2(rows))
     with torch.cuda.device_of(x):
-        _sum[(triton.cdiv(width, block), members, splits)](
-            x.contiguous(), sums, rows, columns, width, ROWS=tile, COLUMNS=block
+        _sum[(triton.cdiv(width, across), members, splits)](
+            x.contiguous(), sums, rows, columns, width, ROWS=tile, COLUMNS=across
         )
     return sums if splits == 1 else column_sums(sums, dtype)
 
@@ -106,7 +157,7 @@ class _Linear(torch.autograd.Function):
         dx, dweights, dbias = None, None, None
         again = torch.is_grad_enabled()  # the gradients are differentiated, too
         if wants_x:
-            dx = LongProduct.apply(gradient, weights) if again else multiply(gradient, weights)
+            dx = Product.apply(gradient, weights) if again else multiply(gradient, weights)
         if wants_weights:
             dweights = multiply_transposed(x, gradient).mT
         if wants_bias:
@@ -118,11 +169,11 @@ def _repeat(bias: Tensor, rows: int) -> Tensor:
     """Return the biases (members, columns) as (members, rows, columns), for each row again."""
     members, columns = bias.shape
     y = torch.empty(members, rows, columns, dtype=bias.dtype, device=bias.device)
-    block = min(256, triton.next_power_of_2(columns))
-    tile = min(4096 // block, triton.next_power_of_2(rows))
-    grid = (triton.cdiv(columns, block), triton.cdiv(rows, tile), members)
+    across = min(256, triton.next_power_of_2(columns))
+    tile = min(4096 // across, triton.next_power_of_2(rows))
+    grid = (triton.cdiv(columns, across), triton.cdiv(rows, tile), members)
     with torch.cuda.device_of(y):
-        _fill[grid](bias, y, rows, columns, ROWS=tile, COLUMNS=block)
+        _fill[grid](bias, y, rows, columns, ROWS=tile, COLUMNS=across)
     return y
 
 
@@ -152,3 +203,26 @@ def _sum(x_ptr, sums_ptr, rows, columns, width, ROWS: tl.constexpr, COLUMNS: tl.
     else:
         to = (member * splits + split) * width + column
     tl.store(sums_ptr + to, total.to(sums_ptr.dtype.element_ty), mask=column < width)
+
+
+@triton.jit
+def _multiply(
+    x_ptr, y_ptr, product_ptr,
+    ROWS: tl.constexpr, INNER: tl.constexpr, COLUMNS: tl.constexpr, X_STRIDES: tl.constexpr, Y_STRIDES: tl.constexpr,
+    ROWS_BLOCK: tl.constexpr, INNER_BLOCK: tl.constexpr, COLUMNS_BLOCK: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Multiply a block of rows with a block of columns; strides are constants, which show how addresses are aligned."""
+    member = tl.program_id(1).to(tl.int64)
+    BLOCKS: tl.constexpr = (COLUMNS + COLUMNS_BLOCK - 1) // COLUMNS_BLOCK
+    row = tl.program_id(0) // BLOCKS * ROWS_BLOCK + tl.arange(0, ROWS_BLOCK)[:, None]
+    column = tl.program_id(0) % BLOCKS * COLUMNS_BLOCK + tl.arange(0, COLUMNS_BLOCK)[None, :]
+    x_ptr += member * X_STRIDES[0] + row * X_STRIDES[1]
+    y_ptr += member * Y_STRIDES[0] + column * Y_STRIDES[2]
+    product = tl.zeros([ROWS_BLOCK, COLUMNS_BLOCK], tl.float32)
+    for first in tl.range(0, INNER, INNER_BLOCK, num_stages=STAGES):
+        k = first + tl.arange(0, INNER_BLOCK)
+        x = tl.load(x_ptr + k[None, :] * X_STRIDES[2], mask=(row < ROWS) & (k[None, :] < INNER), other=0.0)
+        y = tl.load(y_ptr + k[:, None] * Y_STRIDES[1], mask=(column < COLUMNS) & (k[:, None] < INNER), other=0.0)
+        product = tl.dot(x, y, product, input_precision="ieee")
+    at = (member * ROWS + row) * COLUMNS + column
+    tl.store(product_ptr + at, product.to(product_ptr.dtype.element_ty), mask=(row < ROWS) & (column < COLUMNS))

@@ -35,7 +35,7 @@ class Deferred:
         work = _Pass.current()
         work.finish(1)
         ready.record()
-        work.left[self] = _Left(compute, stream, ready)
+        work.left[self] = _Work(compute, stream, ready)
 
     def run(self) -> Tensor | None:
         """Return the gradient, computed on the second stream; None where this backward pass left none."""
@@ -44,11 +44,11 @@ class Deferred:
         if left is None:
             return None
         with torch.cuda.stream(_second_stream(left.stream.device)):
-            _wait(torch.cuda.current_stream(), left.ready)
+            _wait(torch.cuda.current_stream(), left.event)
             gradient = left.compute()
             done = torch.cuda.Event()
             done.record()
-        work.running.append(_Running(left.compute, left.stream, done))
+        work.running.append(left._replace(event=done))
         return gradient
 
 
@@ -104,23 +104,17 @@ class _Flatten(torch.autograd.Function):
         return None if gradient is None else gradient.unflatten(0, ctx.shape[:2]), None
 
 
-class _Left(NamedTuple):
-    """Hold a computation and the event after which the second stream may start it."""
+class _Work(NamedTuple):
+    """Hold a computation, the stream that made what it reads, and an event.
 
-    compute: Compute
-    stream: torch.cuda.Stream
-    ready: torch.cuda.Event
-
-
-class _Running(NamedTuple):
-    """Hold a computation, and with it all tensors that it reads, until the stream that made them has waited for it.
-
-    `Tensor.record_stream` would instead keep their memory until the end of the capture.
+    The event is that after which the second stream may start or, once it runs, that of its end. The first stream waits
+    for the end before the tensors are released; `Tensor.record_stream` would keep their memory until the end of the
+    capture.
     """
 
     compute: Compute
     stream: torch.cuda.Stream
-    done: torch.cuda.Event
+    event: torch.cuda.Event
 
 
 class _Pass:
@@ -132,8 +126,8 @@ class _Pass:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.left: dict[Deferred, _Left] = {}
-        self.running: deque[_Running] = deque()
+        self.left: dict[Deferred, _Work] = {}
+        self.running: deque[_Work] = deque()
 
     @staticmethod
     def current() -> _Pass:
@@ -154,7 +148,7 @@ class _Pass:
         """Wait for all but the last few gradients, and release what they read."""
         while len(self.running) > rest:
             running = self.running.popleft()
-            _wait(running.stream, running.done)
+            _wait(running.stream, running.event)
 
 
 _passes: WeakValueDictionary[int, _Pass] = WeakValueDictionary()
