@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -302,9 +304,26 @@ def test_only_weights_decay_and_biases_have_a_rate_of_their_own(name: str) -> No
     assert moved["stacked.4.bias"] == pytest.approx(2 * moved["stacked.4.weight"], rel=1e-3) != 0
 
 
-def test_cosine_schedule_ends_at_zero_with_the_last_update() -> None:
-    training = Training(members(schedule="cosine"), FEED)
-    updates = torch.arange(training.steps * training.epochs + 1, dtype=torch.float64)
-    factors = torch.stack([training.optimizer.schedule(u) for u in updates]).flatten()
-    expected = (1 + torch.cos(torch.pi * updates / updates[-1])) / 2
+@pytest.mark.parametrize(
+    ("schedule", "factor"),
+    [
+        ("constant", lambda updates, steps, epochs: 1.0),
+        ("cosine", lambda updates, steps, epochs: (1 + math.cos(math.pi * updates / (steps * epochs))) / 2),
+        ("inverse:0.1", lambda updates, steps, epochs: 1 / (1 + 0.1 * updates)),
+        ("step:1", lambda updates, steps, epochs: 0.1 ** (updates // steps)),
+    ],
+)
+def test_rates_follow_the_schedule_from_the_first_update_on(schedule: str, factor: Callable[..., float]) -> None:
+    training = Training(members(schedule=schedule)[:1], FEED)
+    steps, epochs = training.steps, training.epochs
+    counts = range(steps * epochs + 1)
+    factors = torch.stack([training.optimizer.schedule(torch.tensor(u).double()) for u in counts]).flatten()
+    expected = torch.tensor([factor(u, steps, epochs) for u in counts], dtype=torch.float64)
     torch.testing.assert_close(factors, expected, rtol=0, atol=1e-12)
+    weight = training.population[0].linear2.weight.clone()
+    training.optimizer.zero_grad()
+    for parameter in training.population.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    training.optimizer.step()  # RMSprop divides by the root of 0.1 times the square
+    moved = (weight - training.population[0].linear2.weight).mean().item()
+    assert moved == pytest.approx(1e-3 / 0.1**0.5, rel=1e-3)
