@@ -60,6 +60,14 @@ class TestStart:
                 assert 0.98 * limit < layer.weight.abs().max() < 1.001 * limit
                 assert layer.weight.std().item() == pytest.approx(limit / 3**0.5, rel=0.1)
 
+    def test_weights_of_he_are_normal_and_biases_zero(self) -> None:
+        for layer in networks.build("resnet56_he", activation="relu").modules():
+            if isinstance(layer, (nn.Conv2d, nn.Linear)):
+                weights = layer.weight.flatten() * (layer.weight[0].numel() / 2) ** 0.5
+                assert not layer.bias.any()
+                tail = 5 * (0.046 / len(weights)) ** 0.5
+                assert (weights.abs() > 2).float().mean().item() == pytest.approx(0.0455, abs=tail)  # uniform: none
+
     def test_weights_depend_only_on_the_seed(self) -> None:
         torch.manual_seed(4)
         before = torch.random.get_rng_state()
@@ -147,6 +155,13 @@ def test_logits_match_keras(ours: Callable[[], nn.Module], theirs: Callable[[Any
             nn.init.normal_(module.bias, std=0.3)
     inputs = keras.Input((32, 32, 3))
     model = keras.Model(inputs, theirs(keras.layers, inputs))
+    norms = [layer for layer in network.modules() if isinstance(layer, nn.BatchNorm2d)]
+    assert [layer.p for layer in network.modules() if isinstance(layer, nn.Dropout)] == [
+        layer.rate for layer in model.layers if isinstance(layer, keras.layers.Dropout)
+    ]
+    assert [(1 - norm.momentum, norm.eps) for norm in norms] == [
+        (layer.momentum, layer.epsilon) for layer in model.layers if isinstance(layer, keras.layers.BatchNormalization)
+    ]
     copy_to_keras(network, model)
     images = torch.rand(4, 3, 32, 32)
     expected = model(images.permute(0, 2, 3, 1).numpy(), training=False)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import errno
 import json
 import os
-import subprocess
-import sys
-from contextlib import ExitStack
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import tiny_command
 import torch
+from filelock import FileLock
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -163,32 +164,35 @@ def test_full_disk_leaves_the_file_unchanged(records: Records, monkeypatch: pyte
     assert records.path.read_bytes() == before
 
 
-def test_concurrent_writers_lose_no_records(records: Records) -> None:
-    code = (
-        "import sys; from test_records import Records, own, several, Path\n"
-        "records = Records(Path(sys.argv[1])); print(flush=True); sys.stdin.readline()\n"
-        "for start in range(0, 15, 3):\n"
-        "    records.add(several(5, start))\n"
-        "    records.put(own(sys.argv[2], start), overwrite=True)\n"
-        "    records.put(own('both', start), overwrite=True)\n"
-    )
-    command = [sys.executable, "-c", code, str(records.path)]
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)]),
-        "OMP_NUM_THREADS": "1",
-    }
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": environment, "text": True}
-    with ExitStack() as stack:
-        processes = [stack.enter_context(subprocess.Popen([*command, name], **pipes)) for name in ("one", "two")]
-        assert all(process.stdout.readline() for process in processes)  # both are ready before either may go
-        for process in processes:
-            process.stdin.write("go\n")
-            process.stdin.flush()
-    assert [process.returncode for process in processes] == [0, 0]
+@pytest.mark.parametrize(
+    ("write", "expected"),
+    [
+        (lambda records: records.add([*several(3), own("net", 2.0)]), 4),  # the others are there by then
+        (lambda records: records.put(own("net", 2.0), overwrite=True), 3),
+    ],
+    ids=["add", "put"],
+)
+def test_a_writer_waits_for_another_and_keeps_its_records(
+    records: Records, write: Callable[[Records], None], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records.add([*several(1), own("net", 1.0)] if expected == 3 else several(1))
+    before, waits = records.path.read_bytes(), threading.Event()
+    monkeypatch.setattr("hullo.lab.files.check_stop", waits.set)
+    writer = threading.Thread(target=write, args=[records])
+    with FileLock(records.path.with_name(".records.lock")):
+        writer.start()
+        while writer.is_alive() and not waits.is_set():
+            time.sleep(0.01)
+        assert waits.is_set()
+        assert records.path.read_bytes() == before
+        with records.path.open("ab") as file:
+            file.write(several(2)[1].line())
+    writer.join()
     result = records.read()
-    assert sorted(r.spec.seed for r in result if r.spec.settings is None) == list(range(17))
-    written = sorted((r.spec.network, r.seconds) for r in result if r.spec.settings is not None)
-    assert written == [("both", 12), ("one", 12), ("two", 12)]
+    assert len(result) == len({record.spec for record in result}) == expected
+    assert several(2)[1] in result
+    assert own("net", 2.0) in result
+    assert records.path.read_bytes().count(b"\n") == expected
 
 
 def test_training_is_recorded_per_member() -> None:

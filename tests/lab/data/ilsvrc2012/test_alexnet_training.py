@@ -101,6 +101,17 @@ def test_images_have_the_dtype_of_the_first_convolution(loader, small, precision
         assert images.is_contiguous(memory_format=torch.channels_last)
 
 
+def test_recipe_of_alexnet_drops_the_last_batch_and_doubles_the_rate_of_biases(loader, small):
+    training = Training([Spec.default("alexnet", "ilsvrc2012", "relu", epochs=1, batch_size=5)], loader)
+    assert (training.steps, training.images) == (2, 10)  # of 12
+    before = {name: p.detach().clone() for name, p in training.population.named_parameters()}
+    next(training.advance())
+    for name, p in training.population.named_parameters():
+        gradient, rate = (p.grad, 0.02) if name.endswith("bias") else (p.grad + 5e-4 * before[name], 0.01)
+        torch.testing.assert_close(p.detach(), before[name] - rate * gradient, rtol=0, atol=1e-7)
+        assert p.grad.any()
+
+
 def test_members_with_different_seeds_cannot_share_a_stream(loader):
     with pytest.raises(ValueError, match=r"same seed; got \[1, 2\]"):
         next(loader.batches(torch.tensor([1, 2]), 0, 5, 0, SINGLE_PROCESS))
