@@ -36,6 +36,11 @@ def test_line_matches_a_manual_computation() -> None:
     assert over_fixed.startswith(f"over tanh {mean([86.0 - 80.5, 84.0 - 80.0]):+.1f} ± ")  # of the fixed ones
 
 
+def test_brief_table_ends_with_the_gain() -> None:
+    runs = experiments(make_records(FIXED | HULLS | RIVALS))
+    assert cells(gains_table(runs, brief=True)) == [line[:5] for line in cells(gains_table(runs))]
+
+
 def test_partial_data_set_is_named_by_its_number_of_images() -> None:
     runs = [replace(record, images=[9025, 3929]) for record in make_records(FIXED | HULLS)]
     ((_, data, *_),) = cells(gains_table(experiments(runs)))
