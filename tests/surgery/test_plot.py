@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -69,3 +71,9 @@ def test_invalid_plot_is_rejected() -> None:
         hullo.plot(hullo.AffineHull("relu"), limits=(3, 1))
     with pytest.raises(ValueError, match="coefficients of a hull have no values, on the meta device"):
         hullo.plot(nn.Sequential(hullo.AffineHull("relu", device="meta")))
+
+
+def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match="pip install matplotlib"):
+        hullo.plot(hullo.ConvexHull("identity", "relu"))
