@@ -27,7 +27,7 @@ from pages.columns import (
     readings_tables,
 )
 from pages.controls import controls_part
-from pages.course import drift_tables, epochs_tables, late_loss_table, losses_tables
+from pages.course import drift_tables, late_loss_table
 from pages.models import models_part
 from pages.plans import plans_part
 from pages.speed import read_plain, speed_table
@@ -69,9 +69,7 @@ PARTS: dict[str, Part] = {
     "distance": of_columns(distance_table),
     "prediction": lambda records, _: prediction_part(experiments(longest_of_columns(records)), experiments(records)),
     "late-loss": of_columns(late_loss_table),
-    "epochs": of_columns(epochs_tables),
     "drift": of_columns(drift_tables),
-    "losses": of_columns(losses_tables),
     "imagewoof": of_columns(imagewoof_part),
     "controls": lambda records, _: controls_part(experiments(records)),
     "speed": lambda records, folders: speed_table(

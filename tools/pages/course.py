@@ -1,20 +1,19 @@
-"""The course of a training, as Markdown: accuracies, losses and coefficients on the way."""
+"""The course of a training, as Markdown: coefficients on the way, and training losses that rise late."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import mean, median
 
 from hullo.lab.analysis.experiments import Experiment
-from hullo.lab.analysis.readings import LAST, WINDOW
-from hullo.lab.analysis.statistics import paired
+from hullo.lab.analysis.readings import WINDOW
 from hullo.lab.analysis.tables.markdown import escape, grid, section
 from hullo.lab.spec.records import Record
 from pages.verdicts import known_layers
 
 PARTS = 4
-"""Parts of a training; accuracies are shown after each."""
+"""Parts of a training; coefficients are shown after each."""
 CORNER = 0.99
 """The least coefficient of a base that makes up nearly all of an activation; the others' are below 1 - CORNER."""
 RISE = 0.01
@@ -24,44 +23,6 @@ RISE = 0.01
 def quarters(experiment: Experiment) -> list[int]:
     """Return the epochs that are shown; the last is the experiment's."""
     return [max(1, experiment.epoch * part // PARTS) for part in range(1, PARTS + 1)]
-
-
-def epochs_tables(experiments: Sequence[Experiment]) -> str:
-    """Return a table per experiment: mean accuracies after each part of a training, and the gain of the last part.
-
-    The gain is the mean of differences between a run's accuracies, with its 95 % interval over seeds.
-    """
-    return "\n\n".join(map(_epochs, experiments))
-
-
-def _epochs(experiment: Experiment) -> str:
-    epochs = quarters(experiment)
-    stages = [replace(experiment, epoch=epoch, reading=LAST).accuracies for epoch in epochs]
-    lines = []
-    for row, cell in replace(experiment, reading=LAST).cells.items():
-        means = (f"{mean(stage[row].values()):.2f}" for stage in stages)
-        gain = paired(stages[-1][row], stages[-2][row])
-        paper = "" if cell.over_published is None else f"{cell.over_published:+.2f}"
-        lines.append([escape(row), *means, gain.spell("+.2f") if gain else "", paper])
-    head = ["after epoch", *map(str, epochs), f"from {epochs[-2]} to {epochs[-1]}", "at the end beside the paper"]
-    return section(f"{experiment.name}: {experiment.images} accuracy on the way, in %", head, lines)
-
-
-def losses_tables(experiments: Sequence[Experiment]) -> str:
-    """Return a table per experiment: mean training losses in the first epoch and in the last of each part.
-
-    Runs that diverged count up to then.
-    """
-    return "\n\n".join(map(_losses, experiments))
-
-
-def _losses(experiment: Experiment) -> str:
-    epochs = sorted({1, *quarters(experiment)})
-    lines = []
-    for row, runs in experiment.runs.items():
-        known = ([loss for run in runs if (loss := run.train_loss[epoch - 1]) is not None] for epoch in epochs)
-        lines.append([escape(row), *(f"{mean(losses):.3f}" if losses else "" for losses in known)])
-    return section(f"{experiment.name}: training loss", ["in epoch", *map(str, epochs)], lines)
 
 
 def drift_tables(experiments: Sequence[Experiment]) -> str:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
-from pages.course import drift_tables, epochs_tables, losses_tables
+from pages.course import drift_tables
 from pages.speed import paces, speed_table
 from rich.console import Console
 
@@ -197,25 +197,6 @@ def test_the_hours_of_a_column_are_those_of_a_network_times_sixty() -> None:
     alone = make_records({"convex(identity,relu)": [80.0]}, members=1, seconds=20.0)
     (_, *lines) = parsed(speed_table(alone + wide, {}))[0]
     assert [line[-1] for line in lines] == [f"{60 * seconds / 3600:.3g}" for seconds in (20, 4.5)]
-
-
-def test_accuracies_on_the_way_are_those_after_each_quarter() -> None:
-    runs = [make_record("relu", [seed + 10.0 * epoch for epoch in range(1, 9)], seed=seed) for seed in (0, 2)]
-    runs.append(make_record("tanh", [50.0] * 6 + [49.0, 48.0]))
-    ((head, relu, tanh),) = parsed(epochs_tables(experiments(runs)))
-    assert head[1:6] == ["2", "4", "6", "8", "from 6 to 8"]
-    assert relu == ["relu", "21.00", "41.00", "61.00", "81.00", "+20.00 ± 0.00", "+1.03"]
-    assert tanh[1:6] == ["50.00", "50.00", "50.00", "48.00", "-2.00"]
-
-
-def test_losses_are_those_in_the_first_epoch_and_at_the_end_of_each_quarter() -> None:
-    curves = {seed: [seed + 8.0 - epoch for epoch in range(8)] for seed in (0, 1)}
-    runs = [replace(make_record("relu", [50.0] * 8, seed=seed), train_loss=curve) for seed, curve in curves.items()]
-    lost = replace(make_record("tanh", [50.0] * 8), train_loss=[2.0] + [None] * 7)
-    ((head, relu, tanh),) = parsed(losses_tables(experiments([*runs, lost])))
-    assert head == ["in epoch", "1", "2", "4", "6", "8"]
-    assert relu == ["relu", "8.500", "7.500", "5.500", "3.500", "1.500"]
-    assert tanh == ["tanh", "2.000", "", "", "", ""]
 
 
 def test_moves_are_counted_from_the_start_and_corners_at_the_end() -> None:

@@ -28,7 +28,7 @@ def set_range(page: Any, selector: str, value: float) -> None:
 
 
 def commit(page: Any) -> None:
-    """Wait until curves have glided to the epoch and the address names the view."""
+    """Wait until curves are those of the epoch and the address names the view."""
     wait_until(page, "motion.shown === currentEpoch() && !motion.playing && location.hash === address({})")
 
 

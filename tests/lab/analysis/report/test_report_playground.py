@@ -14,7 +14,11 @@ import hullo
 
 @pytest.mark.parametrize(
     "coefficients",
-    [{"identity": 0.25, "relu": 0.75}, {"identity": -1.0, "tanh": 2.0}, {"unit_gelu": 0.4, "sin": 0.5, "selu": 0.3}],
+    [
+        {"identity": 0.25, "relu": 0.75},
+        {"identity": -1.0, "tanh": 2.0},
+        {"unit_gelu": 0.4, "softsign": 0.5, "selu": 0.3},
+    ],
     ids=str,
 )
 def test_the_playground_says_what_the_library_says(visit: Any, report: Path, coefficients: dict[str, float]) -> None:

@@ -2,9 +2,8 @@
 // Controls that several views share: experiment, activations, seeds and epoch.
 
 const SHARED = ["curves", "paths", "training"];
-const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
-/** The epoch on the screen: it glides to the chosen one, or advances while the animation plays. */
+/** The epoch on the screen: the chosen one, or what the animation has come to. */
 const motion = {shown: 0, playing: false, last: 0, frame: null};
 
 function buildControls() {
@@ -73,37 +72,27 @@ function updateControls() {
   document.getElementById("epoch").value = epoch;
   document.getElementById("epoch-text").textContent = `${epoch} of ${currentColumn().epochs}`;
   document.getElementById("play").textContent = motion.playing ? "Pause" : "Play";
-  if (calm.matches && !motion.playing) motion.shown = epoch;
-  if (motion.shown !== epoch && motion.frame === null) start();
+  if (!motion.playing) motion.shown = epoch;
 }
 
 function play() {
   motion.playing = !motion.playing;
   if (motion.playing && currentEpoch() === currentColumn().epochs) motion.shown = 0;
-  start();
-}
-
-function start() {
   motion.last = performance.now();
   motion.frame ??= requestAnimationFrame(move);
+  update();
 }
 
+/** Advance the animation: a training takes 3 to 10 seconds. */
 function move(now) {
   motion.frame = null;
-  if (!SHARED.includes(state.view)) return;
+  if (!motion.playing) return;
   const {epochs} = currentColumn();
   const seconds = Math.min(Math.max(now - motion.last, 0) / 1000, 0.1);
+  const length = Math.min(Math.max(epochs / 15, 3), 10);
   motion.last = now;
-  if (motion.playing) {
-    const length = Math.min(Math.max(epochs / 15, 3), 10);
-    motion.shown = Math.min(motion.shown + (seconds * epochs) / length, epochs);
-    motion.playing = motion.shown < epochs;
-    change({epoch: Math.round(motion.shown)});
-  } else {
-    const gap = currentEpoch() - motion.shown;
-    const stride = Math.max(10 * Math.abs(gap), epochs / 4) * seconds;
-    motion.shown = Math.abs(gap) <= stride ? currentEpoch() : motion.shown + Math.sign(gap) * stride;
-    update();
-  }
-  if (motion.playing || motion.shown !== currentEpoch()) motion.frame ??= requestAnimationFrame(move);
+  motion.shown = Math.min(motion.shown + (seconds * epochs) / length, epochs);
+  motion.playing = motion.shown < epochs;
+  change({epoch: Math.round(motion.shown)});
+  if (motion.playing) motion.frame = requestAnimationFrame(move);
 }

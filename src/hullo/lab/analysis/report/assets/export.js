@@ -72,25 +72,9 @@ function downloads(title, svg, rows) {
 function copyButton(code, title = "Copy code") {
   const made = node("button", {type: "button", class: "quiet", "aria-label": title, click: copy}, "Copy code");
   async function copy() {
-    const done = await copyText(code());
-    made.textContent = done ? "Copied" : "Not copied";
+    const done = await navigator.clipboard?.writeText(code()).then(() => true, () => false);
+    made.textContent = done ? "Copied" : "Not copied"; // a page that is not served securely has no clipboard
     setTimeout(() => (made.textContent = "Copy code"), 1500);
   }
   return made;
-}
-
-/** Copy text; pages that are not served securely have no clipboard but that of a selected field. */
-async function copyText(text) {
-  try {
-    await navigator.clipboard.writeText(text);
-    return true;
-  } catch {
-    const field = node("textarea", {class: "skip"});
-    field.value = text;
-    document.body.append(field);
-    field.select();
-    const done = document.execCommand("copy");
-    field.remove();
-    return done;
-  }
 }
