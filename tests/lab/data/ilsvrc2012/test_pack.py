@@ -85,6 +85,19 @@ def test_missing_images_are_an_error_before_writing_unless_partial(tmp_path, pac
     assert before.items() <= inodes(packed).items()  # the sixth val image has a shard of its own
 
 
+def test_shard_with_as_many_other_images_is_rewritten(tmp_path, pack):
+    source, packed = lay_out(tmp_path / "source"), tmp_path / "packed"
+    third, fifth = (source / "val" / f"ILSVRC2012_val_0000000{number}.JPEG" for number in (3, 5))
+    content = third.read_bytes()
+    third.unlink()
+    pack(source, packed, partial=True)
+    third.write_bytes(content)
+    fifth.unlink()
+    again = pack(source, packed, partial=True)
+    assert contents(packed) == contents(pack(source, tmp_path / "fresh", partial=True).folder)
+    assert np.array_equal(read_images(again.images("val"), [2])[0], decode(content))
+
+
 @pytest.fixture
 def damaged(tmp_path):
     """Return a source with two files that are no images."""
