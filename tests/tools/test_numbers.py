@@ -235,7 +235,7 @@ SENTENCES: list[tuple[str, str, Values]] = [
     ("README.md", r"\(\+(\S+) over\s+`leaky_relu\(0\.3\)`\)", lambda: table_gain(["leaky_relu(0.3)"])[:1]),
     (
         "README.md",
-        r"Adam makes ReLU (\S+) points better, and \*\*\+(\S+)\*\* remain",
+        r"With Adam, ReLU itself is (\S+) points better, and the gain is \*\*\+(\S+)\*\*",
         lambda: (relu(), gain(optimizer="adam")[0]),
     ),
     (
