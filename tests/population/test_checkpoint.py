@@ -98,6 +98,20 @@ def test_a_file_that_does_not_fit_changes_no_number(tmp_path: Path) -> None:
         population.load(path)
 
 
+def test_a_file_that_is_cut_off_or_of_other_activations_is_refused(tmp_path: Path) -> None:
+    path, population = tmp_path / "run.pt", make()
+    population.save(path)
+    whole = path.read_bytes()
+    other = Population(lambda: nn.Sequential(nn.Linear(3, 2), nn.Tanh()), seeds=range(2))
+    Population(lambda: nn.Sequential(nn.Linear(3, 2), nn.ReLU()), seeds=range(2)).save(path)
+    with pytest.raises(ValueError, match="other activations"):
+        other.load(path)
+    for part in (b"", b"text", whole[: len(whole) // 2]):
+        path.write_bytes(part)
+        with pytest.raises(ValueError, match="cut off"):
+            population.load(path)
+
+
 def test_an_optimizer_of_another_population_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="another population"):
         make().save(tmp_path / "run.pt", SGD(make(), lr=0.1))
