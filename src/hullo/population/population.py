@@ -114,8 +114,9 @@ class Population(nn.Module):
             is_parameter = isinstance(first, nn.Parameter)
             _register(self.stacked, name, nn.Parameter(stacked, first.requires_grad) if is_parameter else stacked)
         self._changed: set[str] = set()  # the buffers that a forward pass changes
-        self._equal: set[str] = set()  # the others that are equal in all members
-        self._versions: dict[str, tuple[int, int]] = {}  # of the others when they were compared
+        self._constant: dict[str, Tensor] = {}  # the others
+        self._versions: list[int] | None = None  # of these when they were compared; None if they may be others now
+        self._equal: set[str] = set()  # those of them that are equal in all members
         own = [*networks[0].parameters(), *networks[0].buffers()]
         is_wide = any(tensor.dtype in (torch.float64, torch.complex128) for tensor in own)
         wide = torch.float64 if is_wide else torch.float32
@@ -169,6 +170,7 @@ class Population(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Population:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._versions = None
         self._generation += 1  # tensors may be elsewhere now
         return self
 
@@ -180,7 +182,7 @@ class Population(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # programs hold tensors without values, and are traced again; copies follow the optimizer of this population
-        return self.__dict__ | {"_programs": {}, "copies": {}, "optimizers": []}
+        return self.__dict__ | {"_programs": {}, "_versions": None, "copies": {}, "optimizers": []}
 
     def __iter__(self) -> Iterator[nn.Module]:
         return (self[k] for k in range(len(self)))
@@ -216,7 +218,7 @@ class Population(nn.Module):
         self._empty, self._kinds = [self._empty[k] for k in kept], [self._kinds[k] for k in kept]
         for path, module in self._empty[0].named_modules():
             module.training = modes.get(path, module.training)
-        self._programs, self.copies = {}, {}
+        self._programs, self._versions, self.copies = {}, None, {}
         self._generation += 1
         self.numbers = [self.numbers[k] for k in kept]
         for reference in self.optimizers:
@@ -402,6 +404,7 @@ class Population(nn.Module):
             graph = self._read_graph(leaves, spec)
             program = Program(graph, self.activations)
             self._changed |= {self._aliases[name] for name in program.mutated}
+            self._versions = None
             if len(self._programs) == MAX_PROGRAMS:
                 del self._programs[next(iter(self._programs))]
         self._programs[key] = program
@@ -434,10 +437,12 @@ class Population(nn.Module):
         Those that a forward pass changes are not among them. The others are compared again when other code has written
         to them, perhaps to those of one member alone.
         """
-        constant = {name: item for name, item in self.stacked.named_buffers() if name not in self._changed}
-        versions = {name: (id(item), _version(item)) for name, item in constant.items()}
+        if self._versions is None:
+            named = self.stacked.named_buffers()
+            self._constant = {name: item for name, item in named if name not in self._changed}
+        versions = [_version(item) for item in self._constant.values()]
         if versions != self._versions:
-            equal = {name for name, item in constant.items() if bool((item == item[:1]).all())}
+            equal = {name for name, item in self._constant.items() if bool((item == item[:1]).all())}
             self._generation += equal != self._equal
             self._versions, self._equal = versions, equal
         return self._equal
@@ -449,6 +454,7 @@ class Population(nn.Module):
 def _follow_state(population: Population, keys: object) -> None:
     """Do what follows when a population has loaded a state."""
     population.refresh_copies()
+    population._versions = None
 
 
 def _version(tensor: Tensor) -> int:
