@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
 from hullo._compat import backward_pass_id
-from hullo.population.rules import RULES, Context
+from hullo.population.rules import RULES, Context, is_random
 from hullo.population.values import Value, map_values
 
 _MODULES = (F.__name__, torch.autograd.__name__)  # whose functions in Python call random ones
@@ -73,11 +73,6 @@ class SameDraws(TorchFunctionMode):
 
 class DrawsError(RuntimeError):
     """Report random numbers that are drawn in another order than in the traced graph."""
-
-
-def is_random(target: Any) -> bool:
-    """Return whether an operator may draw random numbers."""
-    return torch.Tag.nondeterministic_seeded in target.tags
 
 
 def _base_name(target: Any) -> str:

@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from hullo._compat import add_to_each, is_out_of_memory
 from hullo.population.activations import Activations
 from hullo.population.fusion import find_fusions
-from hullo.population.rules import RULES, Context, arguments, noise, norms, recurrent, shapes  # noqa: F401  (they register rules)
+from hullo.population.rules import RULES, Context, arguments, is_random, noise, norms, recurrent, shapes  # noqa: F401  (they register rules)
 from hullo.population.rules.strides import STRIDED, call_strided
 from hullo.population.trace.export import LoweringError, at_source, source_of
 from hullo.population.trace.graph import SITE, Graph
@@ -171,7 +171,7 @@ class Program:
             args = with_rates(node, args, self.graph.rates[node])
         if node in self.numbers:
             context = replace(context, number=self.numbers[node])
-        elif _is_random(target, node):
+        elif _draws(target, node):
             raise LoweringError(
                 f"{target} draws other random numbers than a single member would{at_source(node)}; use nn.Dropout, "
                 "torch.rand or torch.randn, or give random numbers as an input"
@@ -237,9 +237,9 @@ def _is_count(node: fx.Node) -> bool:
     return counts and not is_read and isinstance(add.args[1], int)
 
 
-def _is_random(target: Any, node: fx.Node) -> bool:
+def _draws(target: Any, node: fx.Node) -> bool:
     """Return whether a call of an operator draws random numbers: not with a rate of zero or in evaluation mode."""
-    if torch.Tag.nondeterministic_seeded not in target.tags:
+    if not is_random(target):
         return False
     given = arguments(node)
     rate, training = given.get("p", given.get("dropout", 1.0)), given.get("train", given.get("training", True))
@@ -248,8 +248,7 @@ def _is_random(target: Any, node: fx.Node) -> bool:
 
 def _has_random_rule(node: fx.Node) -> bool:
     """Return whether a node may draw random numbers, by a rule: it has a number in the network."""
-    target: Any = node.target
-    return target in RULES and torch.Tag.nondeterministic_seeded in target.tags
+    return node.target in RULES and is_random(node.target)
 
 
 def _look_up(item: Any, user: fx.Node, env: Mapping[Any, Any]) -> Any:

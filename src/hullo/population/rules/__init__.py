@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, fx
 
 if TYPE_CHECKING:
@@ -52,6 +53,11 @@ def rule(*operators: Any) -> Callable[[Rule], Rule]:
         return function
 
     return register
+
+
+def is_random(target: Any) -> bool:
+    """Return whether an operator may draw random numbers."""
+    return torch.Tag.nondeterministic_seeded in target.tags
 
 
 def arguments(node: fx.Node) -> dict[str, Any]:
