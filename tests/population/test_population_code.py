@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 import hullo
@@ -201,6 +202,28 @@ def test_caches_of_functions_hold_tensors_with_values() -> None:
     torch.testing.assert_close(y, torch.stack([network(x) for network in networks]))
     assert type(causal_mask(4)) is Tensor
     torch.testing.assert_close(population.eval()(x, in_dims=None), y)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda y: F.binary_cross_entropy_with_logits(y, y.detach().float().sigmoid()),
+        lambda y: F.cross_entropy(y, y.argmax(-1), label_smoothing=0.1),
+        lambda y: F.cosine_embedding_loss(y, y.cos(), torch.ones(len(y))),
+        lambda y: torch.addmm(y[0].float(), y.float(), y.float().mT @ y.float()),
+        lambda y: y.topk(2, -1),
+    ],
+)
+def test_operators_that_vmap_takes_apart_have_the_types_of_autocast(function: Callable[..., Any]) -> None:
+    class Network(nn.Linear):
+        def forward(self, x: Tensor) -> Any:
+            return function(super().forward(x))
+
+    networks, x = [Network(4, 6) for _ in range(2)], torch.randn(2, 5, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, expected = Population(networks)(x), [network(x[k]) for k, network in enumerate(networks)]
+    for k in range(2):
+        torch.testing.assert_close(pytree.tree_map(lambda item, k=k: item[k], found), expected[k])
 
 
 def test_lowest_number_of_a_type_fills_masks_under_autocast() -> None:

@@ -16,6 +16,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor, fx
 
 from hullo._compat import add_to_each, is_out_of_memory
+from hullo.population import kernels
 from hullo.population.activations import Activations
 from hullo.population.fusion import find_fusions
 from hullo.population.rules import RULES, Context, arguments, is_random, noise, norms, recurrent, shapes  # noqa: F401  (they register rules)
@@ -59,6 +60,7 @@ class Program:
         counts: dict[Any, fx.Node] = {node.args[1]: node for node in graph.nodes if _is_count(node)}
         self.counts, self.skipped = list(counts), {*self.owner, *counts, *counts.values()}
         self.lowering: dict[fx.Node, str] = dict.fromkeys(counts, "own")
+        self.dtypes: dict[Any, torch.dtype] = {}  # of results under autocast
         self.last_uses = self._find_last_uses()
         written = [graph.inputs.get(node.name, ("", "")) for node in graph.changed]
         self.mutated = {name for kind, name in written if kind == "tensor"}
@@ -195,13 +197,28 @@ class Program:
             return result
         if self.lowering.get(node) != "loop" and target not in _WRONG_IN_VMAP:
             try:
-                result = call_vmapped(target, args, kwargs)
+                result = call_vmapped(target, *self._cast(node, args, kwargs))
                 self.lowering[node] = "vmap"
                 return result
             except (RuntimeError, NotImplementedError):  # no rule for vmap, or an error that the loop raises, too
                 self.lowering[node] = "loop"
         self.lowering[node] = "loop"
         return call_looped(target, args, kwargs, context.members)
+
+    def _cast(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+        """Return arguments in the type in which autocast computes; torch.vmap would take operators apart before."""
+        values = [value for value in values_in((args, kwargs)) if value.dtype in kernels.DTYPES]
+        if not values or not torch.is_autocast_enabled(values[0].device.type):
+            return args, kwargs
+        key = node, torch.get_autocast_dtype(values[0].device.type)
+        if key not in self.dtypes:
+            own_args, own_kwargs = map_values(lambda value: value.select(0).detach(), (args, kwargs))
+            results = pytree.tree_leaves(node.target(*own_args, **own_kwargs))  # type: ignore[operator]
+            self.dtypes[key] = next((item.dtype for item in results if isinstance(item, Tensor)), torch.bool)
+        dtype = self.dtypes[key] if self.dtypes[key] in kernels.DTYPES else None
+        return map_values(
+            lambda value: value.cast(dtype) if dtype and value.dtype in kernels.DTYPES else value, (args, kwargs)
+        )
 
     def explain(self) -> str:
         """Return how the operations of the last run were computed, those by vmap and loops with their source lines."""
