@@ -96,6 +96,19 @@ def test_alpha_dropout_gives_the_two_values_that_pytorch_gives(module: Any, rate
         assert (own == own[..., :1]).all() == (module is nn.FeatureAlphaDropout)
 
 
+def test_evaluation_leaves_the_random_numbers_of_training_as_they_are() -> None:
+    x, numbers = torch.ones(2, 20, 8), []
+    for evaluates in (False, True):
+        population = Population([nn.Dropout(0.5), nn.Dropout(0.5)])
+        for _ in range(2):
+            y = population(x)
+            if evaluates:
+                assert population.eval()(x).equal(x)
+                population.train()
+        numbers.append(y)
+    assert numbers[0].equal(numbers[1])
+
+
 def test_random_slopes_are_their_mean_in_evaluation() -> None:
     x = torch.randn(50)
     population = Population([nn.Sequential(nn.RReLU()) for _ in range(2)]).eval()
