@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import torch.nn.functional as F
 from own_files import SETTINGS, invoke
 from tiny_command import Command
@@ -17,6 +18,8 @@ from tiny_releases import write_images
 import hullo
 from hullo.lab import load_network
 from hullo.lab.data import open_data
+from hullo.lab.networks import OwnNetwork
+from hullo.lab.spec.activation import ActivationSpec
 from hullo.lab.spec.records import Records
 
 pytestmark = pytest.mark.usefixtures("place")
@@ -168,6 +171,13 @@ def test_norms_of_images_do_not_decay() -> None:
     loaded = load_network(weights, network="more.py:Normed")
     np.testing.assert_allclose(loaded.norm.weight.detach(), 1.0, atol=1e-6)
     assert loaded.head.weight.abs().max().item() < 0.124  # of at most 1 / sqrt(64), decayed by a tenth per step
+
+
+def test_building_a_network_leaves_the_random_state() -> None:
+    before = torch.random.get_rng_state()
+    sizes = {"in_channels": 5, "image_size": 0, "num_classes": 3}
+    OwnNetwork.open("net.py:Mlp").build(ActivationSpec.parse("own"), torch.zeros(2, 5), 1, sizes)
+    assert torch.random.get_rng_state().equal(before)
 
 
 def test_lazy_layers_have_the_weights_of_their_seed() -> None:

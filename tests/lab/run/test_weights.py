@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import tiny_command
@@ -18,11 +20,12 @@ import hullo
 from hullo.lab import networks
 from hullo.lab.cli import app
 from hullo.lab.cli.train import _show_network
-from hullo.lab.files import read_tensors
+from hullo.lab.files import read_tensors, write_tensors
 from hullo.lab.networks import DataShape
+from hullo.lab.run.loop import Loop
 from hullo.lab.run.queue import weights_path
 from hullo.lab.run.training import Training
-from hullo.lab.run.weights import load_network, save_weights
+from hullo.lab.run.weights import ChosenEpochs, load_network, save_weights
 from hullo.lab.spec.records import Records
 from hullo.lab.spec.run_spec import Spec
 from made_records import make_record
@@ -134,3 +137,42 @@ def test_saved_networks_are_those_of_the_chosen_epochs(tmp_path: Path, monkeypat
             assert loss.item() == pytest.approx(record.test_loss[record.chosen_epoch - 1], rel=1e-4)
             assert read_tensors(path)[1]["epoch"] == str(record.chosen_epoch)
     assert min(epochs) < 6
+
+
+@pytest.mark.parametrize(
+    ("scores", "finite", "expected"),
+    [
+        ([0.5, 0.7, 0.7, 0.6], [True] * 4, 2),  # of several the first
+        ([0.5, 0.7, 0.9, 0.95], [True, True, False, True], 2),  # none from the divergence on
+        ([0.5, 0.4, 0.6, 0.3], [True] * 4, 3),
+        (None, [True] * 4, 4),
+    ],
+)
+def test_state_of_the_best_sound_epoch_is_kept(
+    scores: list[float] | None, finite: list[bool], expected: int, tmp_path: Path
+) -> None:
+    """The other member always improves; both resume from a file after each epoch."""
+    chosen = ChosenEpochs({})
+    for epoch in range(1, 5):
+        population = nn.ParameterList([torch.full((2, 3), float(epoch))])
+        rates = None if scores is None else torch.tensor([scores[:epoch], [0.1 * k for k in range(epoch)]]).T
+        curves = {"finite": torch.tensor([finite[:epoch], [True] * epoch]).T}
+        loop = SimpleNamespace(population=Members(population), val_scores=rates, epoch=epoch, curves=curves)
+        chosen.update(cast("Loop", loop), more=torch.tensor([epoch, epoch]))
+        write_tensors(tmp_path / "state.safetensors", chosen.state)
+        chosen = ChosenEpochs(read_tensors(tmp_path / "state.safetensors")[0])
+    loaded = Members(nn.ParameterList([torch.zeros(2, 3)]))
+    assert chosen.load_into(loaded) == [expected, 4]
+    assert loaded.inner[0].tolist() == [[expected] * 3, [4.0] * 3]
+    assert chosen.state["more.more"].tolist() == [expected, 4]
+
+
+class Members(nn.Module):
+    """As many members as the parameters have rows."""
+
+    def __init__(self, inner: nn.ParameterList) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def __len__(self) -> int:
+        return len(self.inner[0])
