@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tarfile
+from collections.abc import Iterable, Iterator
 from http.client import HTTPException
 from io import BytesIO
 from typing import IO, cast
@@ -41,16 +42,15 @@ def fetch(copy: Copy, console: Console, *, quiet: bool = False) -> None:
 
 
 def _download_missing(copy: Copy, progress: Progress) -> None:
-    files, archive = list(copy.flaws()), copy.release.archive
-    if archive is None:
-        for index, file in enumerate(files):
-            progress.start_step(f"{file.name} ({file.size / 1e6:.1f} MB)", index, len(files))
-            _write(copy, file, _download(copy, file, progress))
-    elif files:
-        progress.start_step(f"{archive.name} ({archive.size / 1e6:.1f} MB)", 0, 2)
-        content = _download(copy, archive, progress)
-        progress.start_step(f"unpacking {archive.name}", 1, 2)
-        _unpack(copy, files, content)
+    missing, archive = list(copy.flaws()), copy.release.archive
+    wanted = [archive] if archive and missing else missing
+    for index, file in enumerate(wanted):
+        progress.start_step(f"{file.name} ({file.size / 1e6:.1f} MB)", index, len(wanted))
+        content = _download(copy, file, progress)
+        contents: Iterable[tuple[File, bytes]] = _unpack(copy, missing, content) if archive else [(file, content)]
+        for member, extracted in contents:
+            with atomic_write(copy.folder / member.name) as out:
+                out.write(extracted)
 
 
 def _download(copy: Copy, file: File, progress: Progress) -> bytes:
@@ -71,14 +71,9 @@ def _download(copy: Copy, file: File, progress: Progress) -> bytes:
     return file.verify(bytes(content), url, remedy)
 
 
-def _unpack(copy: Copy, files: list[File], archive: bytes) -> None:
-    """Extract the given files from an archive, and nothing else."""
+def _unpack(copy: Copy, files: list[File], archive: bytes) -> Iterator[tuple[File, bytes]]:
+    """Yield the given files of an archive with their contents, and nothing else."""
     with tarfile.open(fileobj=BytesIO(archive)) as tar:
         for file in files:
             source = cast("IO[bytes]", tar.extractfile(f"{copy.release.folder}/{file.name}"))  # a regular file
-            _write(copy, file, source.read())
-
-
-def _write(copy: Copy, file: File, content: bytes) -> None:
-    with atomic_write(copy.folder / file.name) as out:
-        out.write(content)
+            yield file, source.read()
