@@ -155,20 +155,16 @@ def test_derivatives_use_valid_functions_and_are_correct() -> None:
 @pytest.mark.parametrize("mode", [torch.device("meta"), FakeTensorMode()], ids=["device", "fake"])
 def test_formulas_are_accepted_in_modes(mode: AbstractContextManager[object]) -> None:
     with mode:
-        made = hullo.add_base("made", "tanh(x * sqrt(rate))", parameters={"rate": 4.0})
-        other = hullo.get_base("made(9)")
+        made = hullo.add_base("made", "tanh(x * rate)", parameters={"rate": 2.0})
+        other = hullo.get_base("made(3)")
     assert (made.slope_bounds[1], other.slope_bounds[1]) == pytest.approx((2.0, 3.0))
     assert made.function(torch.ones(1)).item() == pytest.approx(math.tanh(2))
 
 
-def test_functions_of_parameters_are_numbers() -> None:
-    assert fill_in("x * sqrt(b + 2) + clamp(-b, -1, 1)", {"b": 2.0}) == "x * 2.0 + -1.0"
-
-
-@pytest.mark.parametrize("text", ["x + ...", "where(0 < 1, x, -x)", "x * sqrt(-1)", "x * exp(1 / 0)", "x + exp(1000)"])
-def test_terms_without_a_number_or_x_are_refused(text: str) -> None:
+@pytest.mark.parametrize("text", ["x + ...", "where(0 < 1, x, -x)", "x * sqrt(b + 2)", "x + clamp(-b, -1, 1)"])
+def test_functions_are_of_x(text: str) -> None:
     with pytest.raises(ValueError, match="formula"):
-        fill_in(text, {})
+        fill_in(text, {"b": 2.0})
 
 
 def test_function_without_a_derivative_in_pytorch_is_refused() -> None:

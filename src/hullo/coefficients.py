@@ -105,9 +105,7 @@ class ReadOnly(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        if name.startswith("__i") and hasattr(Tensor, f"__{name[3:]}"):
-            func = getattr(Tensor, f"__{name[3:]}")  # c *= 2 makes a new tensor: c = c * 2
-        elif name == "__setitem__" or (name.endswith("_") and not name.startswith("_")):
+        if name == "__setitem__" or (name.endswith("_") and not name.startswith("_")):
             raise TypeError(
                 "coefficients are computed from the raw parameters of a hull and cannot be changed in place; assign "
                 "all of them, as in hull.coefficients = [0.5, 0.5], or change a copy, hull.coefficients.clone()"

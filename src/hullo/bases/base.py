@@ -195,11 +195,6 @@ def all_bases() -> tuple[Base, ...]:
     return tuple(map(get_base, _families))
 
 
-def is_known(spelling: str) -> bool:
-    """Return whether a base function has this name, apart from its parameters."""
-    return _known_name(spelling.partition("(")[0].strip()) in _families
-
-
 def is_built_in(item: Base) -> bool:
     """Return whether a base belongs to the package; `add_base` added the others."""
     return _families[item.name.partition("(")[0]].make.__module__ == "hullo.bases.catalogue"

@@ -93,7 +93,6 @@ def fill_in(text: str, parameters: Mapping[str, float], of: str = "value") -> st
         raise ValueError(f"invalid formula {text!r}: {error.msg}") from None
     _check(tree, {"x", *parameters}, text)
     filled = _Substitute({name: ast.Constant(float(value)) for name, value in parameters.items()}).visit(tree)
-    filled = _Evaluate().visit(filled)
     if of == "value" and not _has_x(filled):
         raise ValueError(
             f"the formula {text!r} does not depend on x; hullo.get_base('constant') is the constant function"
@@ -138,30 +137,6 @@ class _FromTheRight(ast.NodeTransformer):
         return node
 
 
-class _Evaluate(ast.NodeTransformer):
-    """Replace functions of numbers, such as the square root of a parameter, by their values."""
-
-    def visit_Call(self, node: ast.Call) -> ast.expr:
-        if _has_x(node):
-            self.generic_visit(node)
-            return node
-        text = ast.unparse(node)
-        try:
-            value = float(eval(text, dict(_ON_NUMBERS)))  # noqa: S307  (`_check` has let the text through)
-        except ZeroDivisionError:
-            value = math.nan
-        if not math.isfinite(value):
-            raise ValueError(f"{text} in a formula is not a finite number; give other parameters")
-        return ast.Constant(value)
-
-
-def _on_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda x, *bounds: function(torch.as_tensor(x, dtype=torch.float64, device="cpu"), *bounds)
-
-
-_ON_NUMBERS = {name: _on_numbers(function) for name, function in FUNCTIONS.items()}
-
-
 def _check(node: ast.expr, names: set[str], text: str) -> None:
     match node:
         case ast.Name(id=name) if name in names:
@@ -189,6 +164,10 @@ def _check(node: ast.expr, names: set[str], text: str) -> None:
                 raise ValueError(f"the formula {text!r} chooses between two numbers; write it with step, 1 where x > 0")
             parts = [left, right, yes, no]
         case ast.Call(func=ast.Name(id=function), args=args, keywords=[]) if _ARITIES.get(function) == len(args):
+            if not _has_x(args[0]):
+                raise ValueError(
+                    f"the formula {text!r} has {ast.unparse(node)}, a number; give it as a parameter, or compute it"
+                )
             if function in _WITH_BOUNDS and any(map(_has_x, args[1:])):
                 raise ValueError(f"the formula {text!r} has x in a bound of {function}; the bounds are numbers")
             parts = list(args)
