@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from hullo._compat import is_exporting, real_tensors
-from hullo.bases.formulas import differentiate, from_the_right, replace_y
+from hullo.bases.formulas import differentiate, replace_y
 from hullo.bases.least_squares import Function, express
 
 Slope = Callable[[Tensor, Tensor], Any]
@@ -34,21 +34,19 @@ class Formula:
     """Hold the formulas of a base: `value` in terms of `x`, `slope` in terms of `x` and the value `y`.
 
     The text uses + - * /, comparisons, numbers and the names of :data:`hullo.bases.formulas.FUNCTIONS`; every backend
-    gives those names its own meaning, so one formula is the base everywhere. `is_smooth` says that it is smooth,
-    although it contains abs or positive_part.
+    gives those names its own meaning, so one formula is the base everywhere. The formula of a base that is smooth at 0
+    has no abs or positive_part there: their derivatives at 0 are those of one side.
     """
 
     value: str
     slope: str
-    is_smooth: bool = False
 
     @functools.cache  # noqa: B019  (formulas are few, and live as long as the catalogue)
     def derivative(self, order: int) -> str:
         """Return the formula of a derivative in terms of x: of order 0 the value, of order 1 the slope."""
         if order < 2:
             return replace_y(self.slope, self.value) if order else self.value
-        text = self.derivative(order - 1)
-        return differentiate(from_the_right(text) if self.is_smooth else text)
+        return differentiate(self.derivative(order - 1))
 
     def functions(self, backend: Mapping[str, Any]) -> tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]:
         """Return two Python functions, `value(x)` and `slope(x, y)`, that call the given functions of a backend."""

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from hullo.bases.base import Base, Formula, check_parameter, family, get_base, spell
-from hullo.bases.formulas import FUNCTIONS, from_the_right
+from hullo.bases.formulas import FUNCTIONS
 from hullo.bases.least_squares import Function
 
 
@@ -29,12 +29,10 @@ def make_base(
     kinks: tuple[float, ...] = (),
     turns: tuple[float, ...] = (),
     is_wave: bool = False,
-    is_smooth: bool = False,
 ) -> Base:
     """Return a base from its formula; `at_zero` is the value and the slopes at 0- and 0+."""
-    formula = Formula(value, slope, is_smooth)
-    differentiable = Formula(from_the_right(value), from_the_right(slope)) if is_smooth else formula
-    written, slope_function = differentiable.functions(FUNCTIONS)
+    formula = Formula(value, slope)
+    written, slope_function = formula.functions(FUNCTIONS)
     return Base(
         name, native or written, slope_function, at_zero[0], at_zero[1:], bounds, kinks, turns, is_wave, formula
     )
@@ -65,7 +63,6 @@ def _unit(raw: Base, **changes: Any) -> Base:
         "kinks": raw.kinks,
         "turns": raw.turns,
         "is_wave": raw.is_wave,
-        "is_smooth": text.is_smooth,
     }
     return make_base(f"unit_{raw.name}", **(facts | changes))
 
@@ -193,16 +190,18 @@ add(
 )
 add_unit("silu")
 
-_MISH_GATE = "tanh(positive_part(x) + log1p(exp(-abs(x))))"
+# tanh(softplus(x)) = s / (s + 2) with s = e^x (e^x + 2), which has no abs, and rounds to 1 from 20 on.
+_EXP = "exp(minimum(x, 20.0))"
+_MISH_S = f"{_EXP} * ({_EXP} + 2)"
+_MISH_GATE = f"({_MISH_S} / ({_MISH_S} + 2))"
 add(
     "mish",
     f"x * {_MISH_GATE}",
-    f"{_MISH_GATE} + x * sigmoid(x) * (1 - square({_MISH_GATE}))",
+    f"{_MISH_GATE} + 4 * minimum(x, 20.0) * {_EXP} * ({_EXP} + 1) / square({_MISH_S} + 2)",
     F.mish,
     at_zero=(0.0, 0.6, 0.6),
     bounds=(-0.11252612238945403, 1.0884981612517242),
     turns=(-2.256376396360793, 1.4905711794854284),
-    is_smooth=True,
 )
 add_unit("mish")
 
@@ -222,9 +221,10 @@ def softplus(beta: float = 1.0) -> Base:
 @family
 def unit_softplus(beta: float = 1.0) -> Base:
     check_parameter("unit_softplus", "beta", beta, positive=True)
-    # exact near 0, where the difference of softplus and its value at 0 is not
-    text = f"2 * (positive_part(x) + log1p(0.5 * expm1(-{beta} * abs(x))) * {1 / beta!r})"
-    return _unit(softplus(beta), value=text, native=None, is_smooth=True)
+    # exact near 0, where the difference of softplus and its value at 0 is not; smooth at 0, as abs is not
+    size = f"where(x < 0, {beta} * x, -{beta} * x)"
+    text = f"2 * (where(x < 0, 0.0, x) + log1p(0.5 * expm1({size})) * {1 / beta!r})"
+    return _unit(softplus(beta), value=text, native=None)
 
 
 add("sigmoid", "sigmoid(x)", "y * (1 - y)", torch.sigmoid, at_zero=(0.5, 0.25, 0.25), bounds=(0.0, 0.25), turns=(0.0,))

@@ -105,14 +105,6 @@ def differentiate(text: str) -> str:
     return ast.unparse(_or_zero(_slope(_parse(text))))
 
 
-def from_the_right(text: str) -> str:
-    """Return a formula with the same values, in which abs and positive_part are differentiated from the right at 0.
-
-    With both from one side, automatic and symbolic derivatives of a smooth function written with them are right at 0.
-    """
-    return ast.unparse(_FromTheRight().visit(ast.parse(text, mode="eval")))
-
-
 def replace_y(slope: str, value: str) -> str:
     """Return the formula of a slope in terms of x alone, with the formula of the value in place of y."""
     return ast.unparse(_substitute(slope, _parse(value), "y"))
@@ -124,17 +116,6 @@ class _Substitute(ast.NodeTransformer):
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         return self._values.get(node.id, node)
-
-
-class _FromTheRight(ast.NodeTransformer):
-    def visit_Call(self, node: ast.Call) -> ast.expr:
-        self.generic_visit(node)
-        match node:
-            case ast.Call(func=ast.Name(id="abs"), args=[argument]):
-                return _substitute("where(x < 0, -x, x)", argument)
-            case ast.Call(func=ast.Name(id="positive_part"), args=[argument]):
-                return _substitute("where(x < 0, 0.0, x)", argument)
-        return node
 
 
 def _check(node: ast.expr, names: set[str], text: str) -> None:
