@@ -124,6 +124,15 @@ def test_a_gradient_in_another_order_or_at_an_odd_address_serves(name: str) -> N
     assert one.values.equal(other.values)
 
 
+def test_gradients_of_some_parameters_may_be_in_halves() -> None:
+    one, other = Case("sgd"), Case("sgd")
+    other.copy(one)
+    gradients = [torch.randn_like(tensor).bfloat16() for tensor in one.start]
+    one.step("sgd", counts(1), [gradients[0].float(), gradients[1], gradients[2].float()])
+    other.step("sgd", counts(1), [gradient.float() for gradient in gradients])
+    assert one.values.equal(other.values)
+
+
 @every_rule
 def test_a_member_that_is_not_finite_leaves_the_others_as_they_are(name: str) -> None:
     one, other = Case(name, torch.bfloat16), Case(name, torch.bfloat16)

@@ -73,11 +73,12 @@ def test_activations_after_linear_layers(shape: tuple[int, int, int], kind: str)
                   [torch.randn(shape), *biases])  # fmt: skip
 
 
-def test_activations_in_halves_are_rounded_once() -> None:
-    x, bias, rows = torch.randn(2, 9, 40).bfloat16(), torch.randn(2, 40), torch.randn(2, 2)
+@pytest.mark.parametrize(("rows", "kind"), [(9, torch.float32), (300, torch.bfloat16)])  # 300: several programs
+def test_activations_in_halves_are_rounded_once(rows: int, kind: torch.dtype) -> None:
+    x, bias, coefficients = torch.randn(2, rows, 128).bfloat16(), torch.randn(2, 128).to(kind), torch.randn(2, 2)
     dy, found = torch.randn_like(x), []
     for device, dtype in ((DEVICE, None), ("cpu", torch.float64)):
-        leaves = [item.to(device, dtype or item.dtype).requires_grad_() for item in (x, bias, rows)]
+        leaves = [item.to(device, dtype or item.dtype).requires_grad_() for item in (x, bias, coefficients)]
         if dtype is None:
             y = combine_biased(*leaves, BASES)
         else:
@@ -125,6 +126,7 @@ def test_a_member_that_is_not_finite_leaves_the_others_as_they_are() -> None:
 @pytest.mark.parametrize("shape", [(2, 37, 3, 11), (2, 1100, 2, 40), (1, 700, 1, 3)])
 def test_column_sums_of_several_parts(shape: tuple[int, ...]) -> None:
     x = torch.randn(shape)
+    assert_rounded_once(column_sums(x.to(DEVICE), torch.bfloat16), x.double().sum(1).transpose(0, 1))
     torch.testing.assert_close(
         column_sums(x.to(DEVICE), torch.float32).cpu(), x.sum(1).transpose(0, 1), rtol=1e-5, atol=1e-4
     )
