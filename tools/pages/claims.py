@@ -194,4 +194,10 @@ def slips_list(experiments: Sequence[Experiment]) -> str:
         "**Slope one at the origin.** The proposition asks that every base has slope one at the origin. ReLU has it "
         "from the right alone, so hulls that contain it approximate the identity from the right alone."
     )
-    return "\n".join(f"- {text}" for text in (gains.replace("leaky_relu", r"leaky\_relu"), cone, origin))
+    dimension = (
+        "**The dimension.** The text gives the affine hull of N functions the dimension N - 1. That asks for affinely "
+        "independent functions: leaky ReLU is in the hull of identity and ReLU, so that of all three is a line."
+    )
+    crop = "**The crop.** The text crops images of ILSVRC-2012 to 227 x 277 pixels; AlexNet takes 227 x 227."
+    texts = (gains.replace("leaky_relu", r"leaky\_relu"), cone, origin, dimension, crop)
+    return "\n".join(f"- {text}" for text in texts)
