@@ -70,6 +70,11 @@ def test_the_better_of_two_is_the_one_with_the_smaller_loss(visit: Any, tmp_path
     ]
     page = visit(write_report(tmp_path, rows))
     assert page.locator("[data-part=pair]").inner_text().startswith("relu beats tanh by 0.205 ± 0.064 on 2")
+    assert [page.locator(f"tr[data-line={row}] td strong").count() for row in ("relu", "tanh")] == [1, 0]
+
+
+def test_three_seeds_have_an_interval_and_two_have_none(visit: Any, report: Path) -> None:
+    assert visit(report).locator("g.dots line.interval[x1]").count() == len(ROWS)  # those of the first experiment
 
 
 def test_a_comparison_is_shown_by_its_challenger_and_with_the_digits_that_matter(visit: Any, tmp_path: Path) -> None:
