@@ -1,9 +1,9 @@
 """Choose on some seeds, confirm on others: the one test behind every verdict.
 
 The best of several activations by its mean over some seeds leads on these seeds by luck, too. So one set of seeds
-chooses the best of each side, and a plain paired t test on other seeds says whether it leads. The test is exact, if
-differences scatter normally, for any number of seeds and activations, since which seeds choose is fixed before their
-scores are seen: see `choosing_seeds`.
+chooses the best of each side, and a plain paired t test on other seeds says whether it leads. Where the first seeds
+choose, the test is exact for any number of seeds and activations, if differences scatter normally; where a chosen pair
+has fresh seeds (see `choosing_seeds`), simulations find the same error rate.
 """
 
 from __future__ import annotations
