@@ -377,6 +377,23 @@ def test_what_the_network_has_already_is_left_out(tmp_path: Path) -> None:
     assert any("relu" in note for note in result.setup.notes)
 
 
+class AskingItsActivation(nn.Module):
+    """A network that computes something else if its activation is replaced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.act, self.out = nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.act(self.layer(x))
+        return self.out(h if isinstance(self.act, nn.ReLU) else 2 * h)
+
+
+def test_candidates_whose_swap_changes_more_than_activations_are_not_compared() -> None:
+    with pytest.raises(ValueError, match="no candidate is left"):
+        prepare(seeded(AskingItsActivation, X), ["hull", "tanh"], X, lambda population: None)
+
+
 def test_the_network_of_a_candidate_is_the_best_of_its_runs_after_its_best_epoch(tmp_path: Path) -> None:
     result = compare(lambda: mlp(1), (X, NUMBERS), output=tmp_path, **FAST | {"epochs": 4, "lr": 0.3})
     x, y = read_data((X, NUMBERS), None, None).parts["val"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -85,9 +84,6 @@ class Arrays(Data):
         for x, y in zip(*(torch.split(tensor, EVAL_BATCH_SIZE) for tensor in self.parts[name]), strict=True):
             yield as_input(x), y
 
-    def count_batches(self, name: str) -> int:
-        return math.ceil(len(self.parts[name][1]) / EVAL_BATCH_SIZE)
-
     def load_eval(self, *batch: Tensor) -> Pair:
         x, y = batch
         return x, y
@@ -138,9 +134,6 @@ class Stream(Data):
 
     def eval_batches(self, name: str) -> Iterator[tuple[Tensor, ...]]:
         return self._read(name, 0)
-
-    def count_batches(self, name: str) -> int:
-        return len(self.parts[name])
 
     def _read(self, name: str, seed: int) -> Iterator[tuple[Tensor, ...]]:
         loader = self.parts[name]

@@ -138,21 +138,21 @@ class TrialLoop(Loop):
         return losses.double().mean(1), self.total.new_tensor(values), examples
 
     @torch.no_grad()
-    def evaluate(self, batches: int) -> None:
-        """Evaluate a number of batches, for which the time is measured."""
+    def evaluate(self) -> dict[str, Tensor]:
+        """Return the loss and the metric of each member, (K), and whether these and the weights are finite."""
         self.population.eval()
-        self._evaluate("val", batches)
-
-    def _evaluate_members(self) -> dict[str, Tensor]:
-        points = {"train_loss": self.total / self.images}
+        points: dict[str, Tensor] = {}
         finite = [p.reshape(len(self.trials), -1).isfinite().all(1) for p in self.population.parameters()]
         for name in ("val", "test"):
             points[f"{name}_loss"], metric, self.examples = self._evaluate(name)
             points[f"{name}_metric"] = torch.where(metric.isfinite(), metric, self.untrained[name])
-            finite.append(metric.isfinite())
-        finite += [points[f"{name}_loss"].isfinite() for name in ("train", "val", "test")]
-        self.points.append(self._read_coefficients())
+            finite += [metric.isfinite(), points[f"{name}_loss"].isfinite()]
         return points | {"finite": torch.stack(finite).all(0)}
+
+    def _evaluate_members(self) -> dict[str, Tensor]:
+        self.points.append(self._read_coefficients())
+        points, loss = self.evaluate(), self.total / self.images
+        return points | {"train_loss": loss, "finite": points["finite"] & loss.isfinite()}
 
     @property
     def val_scores(self) -> Tensor:

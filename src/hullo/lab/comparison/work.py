@@ -33,7 +33,7 @@ CPU_MEMBERS, GPU_MEMBERS = 16, 512
 MEMORY_SHARE = 0.8
 """The share of a GPU's memory that is planned for."""
 MEASURED, ENDLESS = 10, 10**6
-"""The steps and batches that are measured for the plan, and the epochs of a training that is not finished."""
+"""The steps that are measured for the plan, and the epochs of a training that is not finished."""
 WAIT = 1.0
 """Seconds to wait for a task before a look at whether to stop."""
 
@@ -171,21 +171,19 @@ def measure(setup: Setup, trials: Sequence[Trial]) -> dict[str, Any]:
 
 
 def _measure_epoch(setup: Setup, trials: Sequence[Trial]) -> tuple[float, float]:
-    """Return the seconds to set up a population, and those of an epoch."""
-    data = setup.data
-    started = _now(data.device)
+    """Return the seconds to set up a population, and those of an epoch: of some steps, and of its evaluation."""
+    device = setup.data.device
+    started = _now(device)
     loop = _make_loop(setup, trials, ENDLESS)
     steps = loop.advance()
     next(steps)
-    ready = _now(data.device)
+    ready = _now(device)
     taken = max(1, min(MEASURED, loop.steps - 2))  # the last step of an epoch evaluates
     for _ in range(taken):
         next(steps)
-    stepped = _now(data.device)
-    batches = data.count_batches("val"), data.count_batches("test")
-    loop.evaluate(MEASURED)
-    evaluated = (_now(data.device) - stepped) * sum(batches) / min(MEASURED, batches[0])
-    return ready - started, (stepped - ready) * loop.steps / taken + evaluated
+    stepped = _now(device)
+    loop.evaluate()
+    return ready - started, (stepped - ready) * loop.steps / taken + _now(device) - stepped
 
 
 class StepCost(NamedTuple):
