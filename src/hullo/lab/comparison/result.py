@@ -129,7 +129,8 @@ class Result:
             advice = "give more test data, or a finer metric such as the loss"
             same = f"{change} with every one of {found.pairs} fresh seeds, which gives no interval"
             return f"Undecided: {challenger} against the original: {same}; {advice}."
-        level = f"{100 * found.level:.4g} % interval over {found.pairs} fresh seeds"
+        epochs = spell_count(self.plan.epochs, "epoch")
+        level = f"{100 * found.level:.4g} % interval over {found.pairs} fresh seeds, {epochs} each"
         if (both := self._half_over_examples(found)) is not None:
             level += f"; ± {spell(both)} with other test examples, too"
         trials = self.choice.confirmation(found.pairs)
