@@ -19,7 +19,16 @@ from typing import Any
 from hullo._compat import is_out_of_memory
 from hullo.lab.analysis.power import MOST_SEEDS, detectable_difference, seeds_needed
 from hullo.lab.comparison import decision, work
-from hullo.lab.comparison.budget import MIN_PAIRS, Clock, OutOfTime, Plan, make_plan, spell_count, spell_minutes
+from hullo.lab.comparison.budget import (
+    MAX_EPOCHS,
+    MIN_PAIRS,
+    Clock,
+    OutOfTime,
+    Plan,
+    make_plan,
+    spell_count,
+    spell_minutes,
+)
 from hullo.lab.comparison.decision import FRESH, MAX_PAIRS, ORIGINAL, UNDECIDED, Choice, Pairs, Score, Trial, Verdict
 from hullo.lab.comparison.result import Result
 from hullo.lab.comparison.store import Store, score_of
@@ -59,6 +68,9 @@ class Engine:
         if "plan" not in store.state:
             store.update(plan=asdict(make_plan(self.clock, self._measure(), len(setup.candidates), self.epochs)))
         self.plan = replace(Plan(**store.state["plan"]), workers=self.workers.count)
+        if self.epochs is None and self.plan.epochs < MAX_EPOCHS:
+            fitting = f"{spell_count(self.plan.epochs, 'epoch')} of each network fit into the minutes"
+            self.progress.note(f"{fitting}; to train longer, give epochs, and more minutes")
         result = Result(setup, store, self.plan, Choice(grid=list(self.plan.rates)), self.worth, self.worth is None)
         with suppress(OutOfTime):
             result.choice = choice = self._choose()
