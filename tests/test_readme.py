@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text()
 CODE = "".join(re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL))
 COLUMNS = "longitude,latitude,total_rooms,median_income,median_house_value,ocean_proximity"
-SMALL = ["--epochs", "1", "--seeds", "2", "--lr", "0.01", "--candidate", "gelu", "--device", "cpu", "--quiet"]
+SMALL = ["--epochs", "2", "--seeds", "2", "--lr", "0.01", "--candidate", "gelu", "--device", "cpu", "--quiet"]
 
 
 def mask(text: str) -> str:
