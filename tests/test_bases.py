@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import pickle
@@ -149,6 +150,14 @@ class TestSets:
         assert f"{culprit!r} is a linear combination of {others};" in str(refusal.value)
         assert "Leave one of them out" in str(refusal.value)
 
+    @pytest.mark.parametrize(("part", "is_apart"), [(1e-7, True), (1e-11, False)])
+    def test_bases_that_differ_by_little_are_independent_and_by_rounding_are_not(
+        self, part: float, is_apart: bool
+    ) -> None:
+        names = ["identity", hullo.add_base("near", f"x + {part} * tanh(x)").name]
+        with contextlib.nullcontext() if is_apart else pytest.raises(ValueError, match="is a linear combination of"):
+            resolve(names, strict=False)
+
     def test_zero_function_is_rejected(self) -> None:
         hullo.add_base("always_zero", "0 * x")
         hullo.add_base("own_sign", torch.sign, lambda x: 0.0)
@@ -258,6 +267,7 @@ class TestAdditions:
             (lambda x: x + 1e-3 * torch.rand_like(x), None, "must act on each entry alone"),
             (lambda x: x.tanh_(), None, "must not change its input"),
             (torch.tanh, torch.cos, "the derivative of base function 'broken' disagrees with its values, e.g. at x = "),
+            (torch.tanh, lambda x: 1.0001 * (1 - x.tanh().square()), "disagrees with its values"),
             (torch.tanh, lambda x: x * math.nan, "disagrees with its values"),
             (torch.tanh, lambda x: x[:3], "derivative of base function 'broken' must return a tensor like its input"),
             (lambda x: x.detach().tanh(), lambda x: 1.0, "disagrees with its values"),
