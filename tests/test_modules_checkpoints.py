@@ -14,6 +14,7 @@ from torch import nn
 
 import hullo
 from hullo.modules import Hull
+from hullo.state_names import read_raw_name, write_raw_name
 from made_hulls import HULLS, TRIO, every_hull, uneven
 
 
@@ -101,6 +102,13 @@ class TestCopies:
         act = hullo.AffineHull(bases, strict=False)
         assert list(act.state_dict()) == [name]
         assert name.isidentifier()
+
+    @pytest.mark.parametrize("name", [*hullo.list_bases(), "leaky_relu(-0.25)", "elu(1e-06)", "sin(1e+17)"])
+    @pytest.mark.parametrize(("groups", "channel_dim"), [(1, 1), (4, 1), (4, -2), (4, 12)])
+    def test_raw_names_are_read_back(self, name: str, groups: int, channel_dim: int) -> None:
+        bases = (hullo.get_base(name), hullo.get_base("gelu_tanh"))
+        written = write_raw_name("recentred", bases, groups, channel_dim)
+        assert read_raw_name(written) == ("recentred", bases, channel_dim)
 
     def test_hulls_can_share_raw_parameters(self) -> None:
         model = nn.Sequential(hullo.AffineHull(*TRIO), hullo.AffineHull(*TRIO))
