@@ -265,13 +265,13 @@ class Asking(nn.Module):
 @pytest.mark.parametrize(
     ("acts", "question"),
     [
-        ((nn.ReLU(), nn.Tanh()), lambda act: isinstance(act, nn.ReLU)),
-        ((nn.Tanh(), nn.ReLU()), lambda act: type(act) is nn.ReLU),
+        ((nn.ReLU(), nn.Tanh(), nn.ReLU()), lambda act: isinstance(act, nn.ReLU)),
+        ((nn.Tanh(), nn.ReLU(), nn.Tanh()), lambda act: type(act) is nn.ReLU),
         ((nn.LeakyReLU(0.1), nn.LeakyReLU(0.5)), lambda act: act.negative_slope > 0.3),
     ],
 )
 def test_members_whose_code_depends_on_their_activation_are_found(
-    acts: tuple[nn.Module, nn.Module], question: Callable[[Any], bool]
+    acts: tuple[nn.Module, ...], question: Callable[[Any], bool]
 ) -> None:
     population = Population([Asking(act, question) for act in acts])
     with pytest.raises(ContractError, match="member 1 alone differs"):
