@@ -96,6 +96,25 @@ def test_alpha_dropout_gives_the_two_values_that_pytorch_gives(module: Any, rate
         assert (own == own[..., :1]).all() == (module is nn.FeatureAlphaDropout)
 
 
+@pytest.mark.parametrize(
+    "draw",
+    [
+        torch.rand_like,
+        torch.randn_like,
+        lambda x: x.clone().exponential_(3),
+        lambda x: torch.bernoulli(x, 0.5),
+        lambda x: F.rrelu(x, training=True),
+        F.dropout,
+        F.dropout1d,
+        lambda x: F.alpha_dropout(x, training=True),
+    ],
+)
+def test_a_part_of_a_batch_draws_the_numbers_of_that_part(draw: Callable[..., Tensor]) -> None:
+    whole, part = (Population([Drawing(draw), Drawing(draw)]) for _ in range(2))
+    part.first_sample, x = 2, torch.randn(2, 6, 3, 4)
+    assert part(x[:, 2:5]).equal(whole(x)[:, 2:5])
+
+
 def test_evaluation_leaves_the_random_numbers_of_training_as_they_are() -> None:
     x, numbers = torch.ones(2, 20, 8), []
     for evaluates in (False, True):
