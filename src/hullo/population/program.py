@@ -133,8 +133,6 @@ class Program:
                 if item not in seen:
                     seen.add(item)
                     last.setdefault(after, []).append(item)
-            if node not in seen and node.op == "call_function":
-                last.setdefault(after, []).append(node)
         return last
 
     def _compute(self, context: Context, node: fx.Node, env: dict[Any, Any]) -> Any:
