@@ -30,7 +30,7 @@ def add_base(
         name: a new name, which hulls accept.
         function: ``f(x, **parameters)``, elementwise, with PyTorch operations; or a formula such as
             ``"x * exp(-square(x / width))"``, which the fused kernels and Keras use, too. A formula has x, numbers,
-            the names of parameters, + - * /, and the functions abs, asinh, atan, clamp, cos, erf, exp, expm1, log1p,
+            the names of parameters, + - * /, and functions of x: abs, asinh, atan, clamp, cos, erf, exp, expm1, log1p,
             minimum, normal_pdf, positive_part, sigmoid, sin, sqrt, square, step, tanh and where, as in
             ``where(x < 0, a * x, x)``.
         derivative: ``f'(x, **parameters)``, or its formula; by default computed by automatic differentiation.
