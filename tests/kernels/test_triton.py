@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -413,3 +415,16 @@ def test_gated_kernels_take_empty_tensors() -> None:
     )
     assert kernels.gated_forward(x, x, raw, spec).shape == (0, 4)
     assert kernels.gated_backward(x, x, x, raw, spec)[2].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("kernel", ["triton", "cpu"])
+def test_compiled_code_calls_the_fused_kernel_where_there_is_one(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs: list[str] = []
+
+    def keep(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
+        graphs.append(graph.code)
+        return graph.forward
+
+    monkeypatch.setattr(hullo.functional, "choose", lambda *_: kernel)
+    torch.compile(hullo.AffineHull(*TRIO), backend=keep, fullgraph=True)(torch.randn(7))
+    assert [".hullo.combine" in code for code in graphs] == [kernel == "triton"]
