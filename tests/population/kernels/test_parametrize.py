@@ -91,7 +91,7 @@ def plain(layers: Activations, gradients: Tensor) -> tuple[Tensor, Tensor, Tenso
     """Return the same by plain operations in float64."""
     layers = copy.deepcopy(layers).double()
     layers.raw = torch.nn.Parameter(layers.raw.detach())
-    kept = layers._transform(layers._make_plan(fused=True), order(layers))
+    kept = layers._transform(layers._make_plan(fused=True))[order(layers)]
     (pulled,) = torch.autograd.grad(kept, layers.raw, gradients.to(layers.raw))
     return kept.detach(), pulled, layers.feasible_gradient(pulled).detach()
 
