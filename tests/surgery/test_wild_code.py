@@ -399,6 +399,11 @@ def test_loops_over_layers_and_steps_take_any_number_of_steps() -> None:
     torch.testing.assert_close(model(X), plain(X))
 
 
+def test_hulls_of_a_loop_have_the_mode_of_the_model() -> None:
+    model = hullo.replace_activations(Stacked().eval(), example_inputs=X)
+    assert not any(module.training for module in model.modules())
+
+
 def test_loop_that_does_not_decide_is_restored() -> None:
     model = hullo.replace_activations(TwoLoops(), example_inputs=X)
     model.a_relu.coefficients = [0.2, 0.5, 0.3]

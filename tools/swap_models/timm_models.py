@@ -1,150 +1,20 @@
-"""Models of timm: the smallest of each family, on small images, cut to few blocks where the family allows it."""
+"""Models of timm: the smallest of each family, on small images, cut to few blocks where the family allows it.
+
+A line of timm.txt has the name of a model, the size of its images, and arguments for timm.create_model.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from functools import partial
+from pathlib import Path
 
 import torch
 from checks import Case
+from table import evaluate
 
 TINY = {"embed_dim": 32, "depth": 2, "num_heads": 2}
 VIT = {"img_size": 32, "patch_size": 8} | TINY
-
-# name: size of the images, and arguments for timm.create_model
-MODELS: dict[str, tuple[int, dict[str, Any]]] = {
-    "beit_base_patch16_224": (32, VIT),
-    "beitv2_base_patch16_224": (32, VIT),
-    "lambda_resnet26t": (64, {}),
-    "gcresnet33ts": (64, {}),
-    "gernet_s": (64, {}),
-    "mobileone_s0": (64, {}),
-    "repvgg_a0": (64, {}),
-    "regnetz_b16": (64, {}),
-    "test_byobnet": (64, {}),
-    "cait_xxs24_224": (32, VIT),
-    "coat_lite_tiny": (64, {"img_size": 64}),
-    "convit_tiny": (32, {"img_size": 32, "patch_size": 8, "depth": 2, "local_up_to_layer": 1}),
-    "convnext_atto": (64, {"depths": (1, 1, 1, 1), "dims": (8, 16, 24, 32)}),
-    "convnextv2_atto": (64, {"depths": (1, 1, 1, 1), "dims": (8, 16, 24, 32)}),
-    "convnext_zepto_rms": (64, {}),
-    "test_convnext3": (64, {}),
-    "cpubone_nano": (64, {}),
-    "csatv2": (64, {}),
-    "cs3darknet_s": (64, {}),
-    "davit_tiny": (64, {"depths": (1, 1, 1, 1), "embed_dims": (16, 16, 32, 32), "num_heads": (2, 2, 2, 2)}),
-    "deit_tiny_distilled_patch16_224": (32, VIT),
-    "deit3_small_patch16_224": (32, VIT),
-    "densenet121": (64, {"growth_rate": 8, "block_config": (2, 2, 2, 2)}),
-    "densenetblur121d": (64, {"growth_rate": 8, "block_config": (2, 2, 2, 2)}),
-    "dla46_c": (64, {}),
-    "edgenext_xx_small": (64, {}),
-    "efficientformerv2_s0": (224, {}),
-    "efficientnet_b0": (64, {}),
-    "efficientnet_cc_b0_4e": (64, {}),
-    "efficientnet_es": (64, {}),
-    "efficientnet_lite0": (64, {}),
-    "fbnetc_100": (64, {}),
-    "mixnet_s": (64, {}),
-    "mnasnet_small": (64, {}),
-    "mobilenetv1_100": (64, {}),
-    "mobilenetv2_035": (64, {}),
-    "spnasnet_100": (64, {}),
-    "tinynet_e": (64, {}),
-    "test_efficientnet": (64, {}),
-    "test_efficientnet_evos": (64, {}),
-    "efficientvim_m1": (64, {}),
-    "efficientvit_b0": (64, {}),
-    "efficientvit_m0": (224, {}),
-    "eva02_tiny_patch14_224": (28, {"img_size": 28, "depth": 2}),
-    "vit_small_patch16_dinov3": (32, {"img_size": 32, "depth": 2}),
-    "vit_small_patch16_rope_224": (32, {"img_size": 32, "depth": 2}),
-    "vit_pe_core_tiny_patch16_384": (32, {"img_size": 32, "depth": 2}),
-    "fasternet_t0": (64, {}),
-    "fastvit_t8": (64, {}),
-    "fastvit_mci0": (64, {}),
-    "focalnet_tiny_srf": (64, {}),
-    "ghostnet_050": (64, {}),
-    "ghostnetv3_050": (64, {}),
-    "hardcorenas_a": (64, {}),
-    "hgnetv2_b0": (64, {}),
-    "hiera_tiny_224": (64, {"img_size": (64, 64), "embed_dim": 16, "stages": (1, 1, 1, 1)}),
-    "sam2_hiera_tiny": (64, {"embed_dim": 16, "stages": (1, 1, 1, 1)}),
-    "hrnet_w18_small": (64, {}),
-    "iformer_t": (64, {}),
-    "inception_next_atto": (64, {}),
-    "inception_v3": (96, {}),
-    "lcnetv2_small": (64, {}),
-    "levit_128s": (64, {"img_size": 64}),
-    "levit_conv_128s": (64, {"img_size": 64}),
-    "lowformer_b0": (64, {}),
-    "mambaout_femto": (64, {}),
-    "maxvit_pico_rw_256": (64, {"img_size": 64}),
-    "test_mambaout": (64, {}),
-    "caformer_s18": (64, {}),
-    "poolformer_s12": (64, {}),
-    "gmixer_12_224": (32, {"img_size": 32}),
-    "gmlp_ti16_224": (32, {"img_size": 32}),
-    "mixer_s16_224": (32, {"img_size": 32}),
-    "resmlp_12_224": (32, {"img_size": 32}),
-    "fbnetv3_b": (64, {}),
-    "lcnet_035": (64, {}),
-    "mobilenetv3_small_050": (64, {}),
-    "mobilenetv3_large_075": (64, {}),
-    "mobilenetv4_conv_small_035": (64, {}),
-    "mobilenetv4_hybrid_medium": (64, {}),
-    "mobilevit_xxs": (64, {}),
-    "mobilevitv2_050": (64, {}),
-    "naflexvit_base_patch16_gap": (32, {"embed_dim": 32, "depth": 2, "num_heads": 2}),
-    "nest_tiny": (64, {"img_size": 64}),
-    "nf_regnet_b0": (64, {}),
-    "test_nfnet": (64, {}),
-    "pit_ti_224": (64, {"img_size": 64}),
-    "pvt_v2_b0": (64, {}),
-    "regnetx_002": (64, {}),
-    "regnety_002": (64, {}),
-    "repghostnet_050": (64, {}),
-    "repvit_m0_9": (64, {}),
-    "res2net50_14w_8s": (64, {}),
-    "resnest14d": (64, {}),
-    "resnet10t": (64, {}),
-    "resnet18": (64, {}),
-    "test_resnet": (64, {}),
-    "resnetv2_18": (64, {}),
-    "resnetv2_50d_frn": (64, {}),
-    "rexnet_100": (64, {}),
-    "legacy_seresnet18": (64, {}),
-    "sequencer2d_s": (64, {"img_size": 64, "layers": (1, 1, 1, 1), "embed_dims": (16, 32, 32, 32)}),
-    "shvit_s1": (64, {}),
-    "skresnet18": (64, {}),
-    "starnet_s050": (64, {}),
-    "swiftformer_xs": (64, {}),
-    "swin_tiny_patch4_window7_224": (56, {"img_size": 56, "embed_dim": 24, "depths": (2, 2)}),
-    "swinv2_tiny_window8_256": (64, {"img_size": 64, "embed_dim": 24, "depths": (2, 2)}),
-    "swinv2_cr_tiny_224": (56, {"img_size": 56, "window_ratio": 8, "embed_dim": 24, "depths": (1, 1, 1, 1)}),
-    "tiny_vit_5m_224": (64, {}),
-    "tnt_s_patch16_224": (32, {"img_size": 32, "depth": 2}),
-    "twins_pcpvt_small": (64, {"img_size": 64, "depths": (1, 1, 1, 1)}),
-    "twins_svt_small": (64, {"img_size": 64, "depths": (1, 1, 1, 1)}),
-    "visformer_tiny": (64, {"img_size": 64}),
-    "test_vit": (160, {}),
-    "test_vit4": (160, {}),
-    "vit_tiny_patch16_224": (32, VIT),
-    "vit_base_patch16_siglip_224": (32, VIT),
-    "vit_base_patch16_clip_quickgelu_224": (32, VIT),
-    "vit_base_patch16_xp_224": (32, VIT),
-    "aimv2_large_patch14_224": (28, {"img_size": 28, "embed_dim": 32, "depth": 2, "num_heads": 2}),
-    "flexivit_small": (32, VIT),
-    "vit_small_patch16_18x2_224": (32, VIT),
-    "vit_tiny_r_s16_p8_224": (64, {"img_size": 64, "depth": 2}),
-    "vit_relpos_small_patch16_224": (32, VIT),
-    "vit_srelpos_small_patch16_224": (32, VIT),
-    "samvit_base_patch16_224": (32, VIT),
-    "ese_vovnet19b_slim_dw": (64, {}),
-    "legacy_xception": (64, {}),
-    "xcit_nano_12_p8_224": (32, {"img_size": 32, "depth": 2}),
-}
-
 
 # families whose branches timm can merge after training
 MERGED = (
@@ -157,7 +27,8 @@ def cases() -> Iterator[Case]:
     import timm
     from timm.utils.model import reparameterize_model
 
-    for name, (size, options) in MODELS.items():
-        build = lambda name=name, options=options: timm.create_model(name, num_classes=5, **options)  # noqa: E731
+    for line in (Path(__file__).parent / "timm.txt").read_text().splitlines():
+        name, size, options = (*line.split(", ", 2), "")[:3]
+        build = partial(timm.create_model, name, num_classes=5, **evaluate(f"dict({options})", globals()))
         merge = reparameterize_model if name.startswith(MERGED) else None
-        yield Case("timm", name, build, lambda size=size: (torch.randn(2, 3, size, size),), merge)
+        yield Case("timm", name, build, lambda size=int(size): (torch.randn(2, 3, size, size),), merge)
