@@ -414,13 +414,6 @@ def _xlstm() -> nn.Module:
     ))  # fmt: skip
 
 
-def _enformer() -> nn.Module:
-    from enformer_pytorch import Enformer
-
-    return Enformer.from_hparams(dim=32, depth=1, heads=2, output_heads={"human": 3}, target_length=2,
-                                 num_downsamples=3)  # fmt: skip
-
-
 class Atoms(nn.Module):
     """An ensemble of networks, one for each element."""
 
