@@ -72,12 +72,15 @@ def test_signals_ignored_by_the_parent_stay_ignored(tmp_path: Path) -> None:
 
 
 def test_second_ctrl_c_interrupts() -> None:
+    saved = []
+
     def work() -> None:
         with stop_request() as stop:
             assert not stop.is_set()
             signal.raise_signal(signal.SIGINT)
             assert stop.is_set()
             signal.raise_signal(signal.SIGINT)
+            saved.append("what was done")
             time.sleep(1.1 * REPEAT_SECONDS)
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
@@ -85,6 +88,7 @@ def test_second_ctrl_c_interrupts() -> None:
     default = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):  # what was asked for is not forgotten at the end
         work()
+    assert saved
     assert signal.getsignal(signal.SIGINT) is default
 
 

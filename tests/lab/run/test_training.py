@@ -330,3 +330,20 @@ def test_rates_follow_the_schedule_from_the_first_update_on(schedule: str, facto
     training.optimizer.step()  # RMSprop divides by the root of 0.1 times the square
     moved = (weight - training.population[0].linear2.weight).mean().item()
     assert moved == pytest.approx(1e-3 / 0.1**0.5, rel=1e-3)
+
+
+def test_sgd_has_momentum_and_coefficients_a_rate_of_their_own() -> None:
+    spec = Spec("lenet5", "fashion-mnist-sample", "affine(identity,tanh)", optimizer="sgd", lr=1.0, schedule="constant")
+    training = Training([spec, replace(spec, coefficient_lr_scale=10.0)], FEED)
+    next(training.advance())
+    slow, fast = training.population.activations.coefficients.detach() - training.start
+    assert slow.abs().max() > 1e-4
+    torch.testing.assert_close(fast, 10 * slow, rtol=1e-2, atol=1e-6)
+    training = Training([spec], FEED)
+    before = training.population[0].linear2.weight.clone()
+    for parameter in training.population.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    for _ in range(2):
+        training.optimizer.step()
+    moved = (before - training.population[0].linear2.weight).mean().item()
+    assert moved == pytest.approx(1 + 1.9, rel=1e-3)
