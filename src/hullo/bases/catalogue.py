@@ -197,7 +197,7 @@ _MISH_GATE = f"({_MISH_S} / ({_MISH_S} + 2))"
 add(
     "mish",
     f"x * {_MISH_GATE}",
-    f"{_MISH_GATE} + 4 * minimum(x, 20.0) * {_EXP} * ({_EXP} + 1) / square({_MISH_S} + 2)",
+    f"{_MISH_GATE} + minimum(x, 20.0) * (4 * {_EXP} * ({_EXP} + 1) / square({_MISH_S} + 2))",
     F.mish,
     at_zero=(0.0, 0.6, 0.6),
     bounds=(-0.11252612238945403, 1.0884981612517242),
