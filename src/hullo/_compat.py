@@ -31,7 +31,6 @@ ORDINARY = (Tensor, torch.nn.Parameter)
 # Aliases instead of wrappers: torch.compile supports these functions, but not Python functions that call them.
 are_transforms_active = torch._C._are_functorch_transforms_active
 tracing_state = torch._C._get_tracing_state  # of torch.jit.trace, None without it
-scripted_functions = torch.jit._state._python_cu.get_functions  # by torch.jit.script, in this process
 keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # of the backward pass under way
 without_torch_function = torch._C.DisableTorchFunctionSubclass
 copy_each = torch._foreach_copy_

@@ -46,6 +46,38 @@ class HoldsScript(Base):
         return torch.tanh(self.b(self.part(x)))
 
 
+class CallsScriptedMethod(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = torch.jit.script(ScriptedPart())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.b(self.part.encode(self.a(x))))
+
+
+class ScriptedPart(nn.Module):
+    @torch.jit.export
+    def encode(self, x: Tensor) -> Tensor:
+        return torch.relu(x) + 0.1
+
+
+class Named(Tensor):
+    names: str
+
+    def __new__(cls, x: Tensor, names: str) -> Named:
+        return super().__new__(cls, x)
+
+    def __init__(self, x: Tensor, names: str) -> None:
+        self.names = names
+
+
+class MakesSubclass(Base):
+    """A forward that turns its input into a tensor of a subclass, in a process with scripted functions."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.a(Named(x, "abcd"))).as_subclass(Tensor)
+
+
 class WithoutGradients(Base):
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
@@ -325,6 +357,8 @@ class Third(Second):
 CASES: dict[type[nn.Module], tuple[Any, list[str], str]] = {
     CallsScript: (X, ["b_tanh"], "scripted code calls it"),
     HoldsScript: (X, ["b_tanh"], "it is scripted"),
+    CallsScriptedMethod: (X, ["b_tanh"], "scripted"),
+    MakesSubclass: (X, ["a_relu"], ""),
     WithoutGradients: (X, ["a_gelu", "b_tanh"], ""),
     InferenceMode: (X, ["a_relu"], ""),
     CompiledMethod: (X, ["a_relu"], ""),

@@ -229,3 +229,13 @@ class Draws(nn.Module):
 
 def test_all_random_numbers_are_repeated(checks: Any) -> None:
     assert _judge(checks, Draws).verdict == "right"
+
+
+def test_unexpected_error_is_one_line_without_folders(checks: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    class Fails(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            raise FileNotFoundError("no file /some/folder/weights.pt in 1/2\nsecond line")
+
+    result = _judge(checks, Fails)
+    assert result.wrong == ["unexpected error: FileNotFoundError: no file weights.pt in 1/2"]
+    assert "second line" in capsys.readouterr().err

@@ -10,6 +10,7 @@ import copy
 import math
 import pickle
 import random
+import re
 import time
 import traceback
 from collections import Counter
@@ -87,8 +88,9 @@ def examine(case: Case) -> Result:
     result = trial.result
     try:
         trial.run()
-    except Exception:
-        result.wrong.append("unexpected error: " + traceback.format_exc(limit=-6))
+    except Exception as error:
+        traceback.print_exc(limit=-6)
+        result.wrong.append(f"unexpected error: {_one_line(error)}")
     if result.wrong:
         result.verdict = "wrong"
     elif result.refusal:
@@ -261,7 +263,7 @@ class _Trial:
                     way(before.model)
                 except Exception:  # the original cannot be copied either  # noqa: S112
                     continue
-                self.check(False, f"{name}: {type(error).__name__}: {error}")
+                self.check(False, f"{name}: {_one_line(error)}")
                 continue
             self.same(name, swapped.outputs("eval", copied), wanted)
         with torch.enable_grad():
@@ -304,6 +306,12 @@ class _Trial:
                 torch.set_default_dtype(default)
         limit = max(2 * moved[0], TOLERANCE[self.dtype])
         self.check(moved[1] <= limit, f"merging moves outputs by {moved[1]:.2g}, before the swap by {moved[0]:.2g}")
+
+
+def _one_line(error: Exception) -> str:
+    """Return the type of an error and the first line of its text, without the folders of files."""
+    text = re.sub(r"(?<![\w/])/(?:[^\s/]+/)+", "", str(error))
+    return f"{type(error).__name__}: {text.partition(chr(10))[0]}"
 
 
 def _seed(number: int) -> None:

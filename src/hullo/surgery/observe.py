@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import types
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -15,7 +16,6 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hullo._compat import scripted_functions
 from hullo.gating import GatedHull
 from hullo.modules import Hull
 from hullo.recognition.known import Reading
@@ -97,6 +97,26 @@ class _ScriptedOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return operator(*args, **(kwargs or {}))
 
 
+@contextlib.contextmanager
+def _visible_scripts() -> Iterator[None]:
+    """Run scripted functions in a mode in which their operators are seen.
+
+    Other code runs without it: in a dispatch mode, PyTorch does not turn a tensor into one of a subclass.
+    """
+    scripted: Any = torch.jit.ScriptFunction
+    original = scripted.__call__
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with _ScriptedOperators():  # type: ignore[no-untyped-call]
+            return original(*args, **kwargs)
+
+    scripted.__call__ = call
+    try:
+        yield
+    finally:
+        scripted.__call__ = original
+
+
 class Observer(TorchFunctionMode):
     """Record the calls of activations while a model runs; what hulls call is not recorded.
 
@@ -124,8 +144,7 @@ class Observer(TorchFunctionMode):
         with contextlib.ExitStack() as stack:
             stack.callback(register_module_forward_pre_hook(self._enter).remove)
             stack.callback(register_module_forward_hook(self._leave, always_call=True).remove)
-            if scripted_functions():  # by torch.jit.script, in this process
-                stack.enter_context(_ScriptedOperators())
+            stack.enter_context(_visible_scripts())
             self._stack = stack.pop_all()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
