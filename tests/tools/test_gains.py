@@ -10,6 +10,7 @@ import pytest
 from pages.columns import gains_table
 
 from hullo.lab.analysis.experiments import experiments
+from hullo.lab.analysis.power import seeds_needed
 from hullo.lab.analysis.statistics import t_quantile
 from made_records import make_records
 
@@ -32,8 +33,19 @@ def test_line_matches_a_manual_computation() -> None:
     assert hull.startswith("affine(identity,relu) 85.0 ± ")
     differences = [86.0 - 84.0, 84.0 - 83.0]  # the first seed chooses affine(identity,relu) and prelu
     half = t_quantile(1) * stdev(differences) * math.sqrt(1 / 2)
-    assert gain == f"{mean(differences):+.1f} ± {half:.1f}"
+    assert gain.startswith(f"{mean(differences):+.1f} ± {half:.1f} undecided")
     assert over_fixed.startswith(f"over tanh {mean([86.0 - 80.5, 84.0 - 80.0]):+.1f} ± ")  # of the fixed ones
+
+
+def test_an_undecided_gain_names_the_seeds_that_would_decide_it() -> None:
+    ((*_, gain, _, _),) = cells(
+        gains_table(experiments(make_records({"relu": [80.0] * 5, "affine(identity,relu)": [81, 79, 82, 80, 79.5]})))
+    )
+    assert gain.endswith(f" undecided: {seeds_needed(0.3, stdev([1, -1, 2, 0, -0.5]))} seeds")
+    ((*_, gain, _, _),) = cells(
+        gains_table(experiments(make_records({"relu": [80.0] * 3, "affine(identity,relu)": [83, 83.1, 83.2]})))
+    )
+    assert gain == "+3.1 ± 0.2"
 
 
 def test_brief_table_ends_with_the_gain() -> None:

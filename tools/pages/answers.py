@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import NormalDist, mean, stdev
 
 from hullo.lab.analysis.inference import Comparison, Scores, compare
-from hullo.lab.analysis.power import seeds_needed
+from hullo.lab.analysis.power import POWER, seeds_needed
 from hullo.lab.analysis.statistics import ALPHA, Interval, p_value
 
 HOLDS, FAILS, OPEN = "holds", "does not hold", "undecided"
@@ -64,8 +64,8 @@ class Difference:
     def by_means(self) -> bool:
         return self.interval.mean > 0 or (self.at_least and self.interval.mean == 0)
 
-    def seeds_needed(self, alpha: float = ALPHA) -> int | None:
-        return self.strongest.seeds_needed(alpha if self.by_means else alpha / len(self.each))
+    def seeds_needed(self, alpha: float = ALPHA, power: float = POWER) -> int | None:
+        return self.strongest.seeds_needed(alpha if self.by_means else alpha / len(self.each), power)
 
     @property
     def figures(self) -> list[str]:
@@ -119,11 +119,11 @@ class Prediction:
         reach = NormalDist().inv_cdf(1 - ALPHA / 2) * (stdev(self.values) if len(self.values) > 1 else 0.0)
         return abs(mean(self.values) - self.published) <= reach
 
-    def seeds_needed(self, alpha: float = ALPHA) -> int | None:
+    def seeds_needed(self, alpha: float = ALPHA, power: float = POWER) -> int | None:
         """Return the number of seeds that would show a run to differ; None if too many, or unknown with one seed."""
         if len(self.values) == 1:
             return None
-        return seeds_needed(mean(self.values) - self.published, stdev(self.values), alpha, "next")
+        return seeds_needed(mean(self.values) - self.published, stdev(self.values), alpha, "next", power)
 
     @property
     def figures(self) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import mode
 
 from hullo.lab.analysis.experiments import Experiment, published_figures, under
 from hullo.lab.analysis.power import MOST_SEEDS, detectable_difference
@@ -144,14 +145,14 @@ def _verdict(claim: Claim, i: int) -> str:
 
 
 def power_table(experiments: Sequence[Experiment]) -> str:
-    """Return the differences that the seeds of each column can show, pooled over all pairs that claims compare."""
+    """Return the differences that the seeds of most comparisons of each column can show, and more seeds would."""
     judged = judge(experiments)
     lines = []
     for experiment in experiments:
         answers = [a for claim in judged for a in _compared(claim.answers) if a.experiment == experiment.name]
         deviation = pooled_deviation([*answer.strongest.differences.values()] for answer in answers)
-        seeds = max((answer.interval.count for answer in answers), default=0)
         if deviation is not None:
+            seeds = mode(answer.interval.count for answer in answers)
             found = (detectable_difference(deviation, number) for number in (seeds, 10, 20))
             lines.append([escape(experiment.name), f"{deviation:.2f}", str(seeds), *(f"{d:.2f}" for d in found)])
     return grid(["column", "deviation", "seeds", "these seeds", "10 seeds", "20 seeds"], lines)

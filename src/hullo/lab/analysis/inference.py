@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 
-from hullo.lab.analysis.power import seeds_needed
+from hullo.lab.analysis.power import POWER, seeds_needed
 from hullo.lab.analysis.statistics import ALPHA, Interval, are_alike, p_value
 
 Scores = Mapping[str, Mapping[int, float]]
@@ -53,13 +53,13 @@ class Comparison:
         values = list(self.differences.values())
         return 1.0 if are_alike(values) else p_value(values)
 
-    def seeds_needed(self, alpha: float = ALPHA) -> int | None:
+    def seeds_needed(self, alpha: float = ALPHA, power: float = POWER) -> int | None:
         """Return the number of confirming seeds that would show the mean difference seen, if it is the true one.
 
-        With a probability of 80 %; None if that takes too many, or is unknown without scatter.
+        None if that takes too many, or is unknown without scatter.
         """
         values = list(self.differences.values())
-        return None if are_alike(values) else seeds_needed(mean(values), stdev(values), alpha)
+        return None if are_alike(values) else seeds_needed(mean(values), stdev(values), alpha, power=power)
 
 
 def compare(

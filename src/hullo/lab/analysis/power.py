@@ -46,14 +46,17 @@ def t_power(effect: float, seeds: int, alpha: float = ALPHA, error: Error = "mea
     return min(1.0, float(torch.trapezoid(density * found, s)))
 
 
-def seeds_needed(difference: float, deviation: float, alpha: float = ALPHA, error: Error = "mean") -> int | None:
-    """Return the least number of seeds that finds a difference with probability POWER; None beyond MOST_SEEDS.
+def seeds_needed(
+    difference: float, deviation: float, alpha: float = ALPHA, error: Error = "mean", power: float = POWER
+) -> int | None:
+    """Return the least number of seeds that finds a difference; None beyond MOST_SEEDS.
 
     Args:
         difference: the mean of differences between runs of the same seed.
         deviation: their standard deviation.
         alpha: the error rate of the test.
         error: whose error the test is about.
+        power: the required probability to find it.
 
     >>> seeds_needed(1.0, 1.0)
     10
@@ -64,7 +67,7 @@ def seeds_needed(difference: float, deviation: float, alpha: float = ALPHA, erro
         return 2
     effect = abs(difference) / deviation
     known = range(2, MOST_SEEDS + 1)
-    place = bisect_left(known, POWER, key=lambda seeds: t_power(effect, seeds, alpha, error))
+    place = bisect_left(known, power, key=lambda seeds: t_power(effect, seeds, alpha, error))
     return known[place] if place < len(known) else None
 
 
