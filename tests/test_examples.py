@@ -178,7 +178,7 @@ def test_study_of_bases_halves_and_resumes(
 ) -> None:
     monkeypatch.syspath_prepend(EXAMPLES / "studies")
     command = ["--name", "tiny", "--network", "resnet8", "--bases", "identity", "relu", "tanh", "--sizes", "2"]
-    command += ["--rungs", "1", "2", "--keep", "3", "--rates", "0.01", "0.1", "--seeds", "1"]
+    command += ["--rungs", "1", "2", "--keep", "3", "--rates", "0.01", "0.1", "--seeds", "2"]
     table = run("studies/bases.py", *command, "--output", str(tmp_path / "bases.jsonl"))
     files = {
         path.stem: [json.loads(line)["run"] for line in path.read_text().splitlines()]

@@ -34,7 +34,7 @@ def study(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def open_study(study: ModuleType, path: Path, scores, at_once: int = 100, **options):
     """Return a study whose runs have the scores of a function of them."""
-    about = study.environment("cpu")
+    about = {"arguments": {"epochs": 1}, "environment": {}}
     trained = []
 
     def train(runs):
@@ -118,17 +118,62 @@ def test_parts_that_would_end_late_are_left_for_the_next_call(
 
     def scores(run):
         clock[0] += 1.0
-        return 1.0, 1.0, 1.0
+        return 1.0, 1.0, 1.0 if run.seed else 1.5
 
     path, runs = tmp_path / "runs.jsonl", [study.Run("a", 0.1, seed) for seed in range(7)]
     opened, trained = open_study(study, path, scores, at_once=2, end=5.0)
     with pytest.raises(study.OutOfTime, match="3 of 7 runs"):
-        opened.scores(runs)  # parts end at 2 and 4; the next would at 6
+        opened.scores(runs)  # two parts end at 2 and 4; a third would end at 7, if runs take 1.5 like the slowest
     assert [len(part) for part in trained] == [2, 2]
     assert [json.loads(line)["run"]["seed"] for line in path.read_text().splitlines()] == [0, 1, 2, 3]
+    late, trained = open_study(study, path, scores, at_once=2, end=clock[0] + 2.9)
+    with pytest.raises(study.OutOfTime, match="3 of 7 runs"):
+        late.scores(runs)  # the file tells how long runs take
+    assert trained == []
     again, trained = open_study(study, path, scores, at_once=2)
     assert len(again.scores(runs)) == 7
     assert [run.seed for part in trained for run in part] == [4, 5, 6]
+
+
+def test_runs_with_other_arguments_are_not_taken(study: ModuleType, tmp_path: Path) -> None:
+    given = argparse.Namespace(
+        output=tmp_path / "runs.jsonl",
+        commit="abc",
+        at_once=2,
+        minutes=5.0,
+        end=math.inf,
+        seeds=2,
+        only=["relu"],
+        steps=20,
+        text=Path("/somewhere/shakespeare.txt"),
+        data=None,
+    )
+    scores = {"val": 1.0, "test": 1.0, "seconds": 1.0}
+
+    def open_with(**changes):
+        return study.open_study(
+            argparse.Namespace(**vars(given) | changes), given.output, lambda runs: [scores], torch.device("cpu")
+        )
+
+    open_with().scores([study.Run("relu", 0.1, 0)])
+    (record,) = map(json.loads, given.output.read_text().splitlines())
+    assert record["arguments"] == {"steps": 20, "text": "shakespeare.txt"}
+    assert record["environment"]["commit"] == "abc"
+    assert open_with(seeds=5, minutes=1.0, only=["gelu"], commit="abd", text=Path("shakespeare.txt")).done
+    with pytest.raises(ValueError, match=r"'steps': 20.*'steps': 2000.*--output"):
+        open_with(steps=2000)
+
+
+@pytest.mark.parametrize(("option", "few"), [("--seeds", 1), ("--choosing", 0), ("--at-once", 0), ("--first-seed", 99)])
+def test_too_few_seeds_are_refused(
+    study: ModuleType, option: str, few: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = argparse.ArgumentParser()
+    study.add_arguments(parser, [0.1])
+    parser.parse_args(["--output", "runs.jsonl", option, str(few + 1)])
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--output", "runs.jsonl", option, str(few)])
+    assert f"give {few + 1} or more" in capsys.readouterr().err
 
 
 def test_groups_keep_the_order_of_runs(study: ModuleType) -> None:
@@ -286,12 +331,15 @@ def test_fresh_images_never_choose(study: ModuleType, tmp_path: Path, monkeypatc
 
     def look(runs, read_image, *_):
         seen.update({run.seed: round(float((read_image(run.seed)[0, 0, 0] + 1) * 127.5)) for run in runs})
+        return [{"test": 0.0}] * len(runs)
 
     monkeypatch.setattr(images, "train", look)
     options = {"folder": tmp_path, "size": 4, "width": 4, "layers": 1, "steps": 1, "first_seed": 100}
     given = argparse.Namespace(**options, choosing=2, seeds=3)
-    images.open_train(given, torch.device("cpu"))([study.Run("sin", 0.1, seed) for seed in (0, 1, 100, 101, 102)])
+    runs = [study.Run("sin", 0.1, seed) for seed in (0, 1, 100, 101, 102)]
+    found = images.open_train(given, torch.device("cpu"))(runs)
     assert seen == {0: 0, 1: 1, 100: 4, 101: 3, 102: 2}
+    assert [score["image"] for score in found] == ["0.png", "1.png", "4.png", "3.png", "2.png"]
     given.seeds = 4
     with pytest.raises(ValueError, match="more than 5"):
         images.open_train(given, torch.device("cpu"))
@@ -483,7 +531,8 @@ def test_studies_that_write_at_the_same_time_lose_no_runs(study: ModuleType, tmp
 
 
 def test_two_processes_of_a_study_lose_no_runs(study: ModuleType, tmp_path: Path) -> None:
-    path, scores, about = tmp_path / "runs.jsonl", {"val": 1.0, "test": 1.0, "seconds": 1.0}, study.environment("cpu")
+    path, scores = tmp_path / "runs.jsonl", {"val": 1.0, "test": 1.0, "seconds": 1.0}
+    about = {"arguments": {}, "environment": {}}
     both = [study.Study(path, lambda runs: [scores] * len(runs), about, 2) for _ in range(2)]
     for number, one in enumerate(both):
         one.scores([study.Run("relu", 0.1, number)])

@@ -91,7 +91,10 @@ def make_report(given: argparse.Namespace, device: torch.device) -> str:
         def train(runs: Sequence[Run]) -> Sequence[Scores]:
             return train_networks(runs, images, given.network, epochs, CANDIDATES)[1]
 
-        return open_study(given, given.output.with_stem(f"{given.output.stem}-{epochs}"), train, device)
+        search = dict.fromkeys(("bases", "kinds", "sizes", "rungs", "keep"))
+        return open_study(
+            given, given.output.with_stem(f"{given.output.stem}-{epochs}"), train, device, epochs=epochs, **search
+        )
 
     choosing = range(given.choosing)
     bases = [base for base in BASES if base in given.bases]

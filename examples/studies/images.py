@@ -2,9 +2,9 @@
 
     python examples/studies/images.py FOLDER --seeds 8 --output runs/images.jsonl
 
-Three hidden layers of 256 and omega 30, as in SIREN, whose sine is the fixed activation; FINER's is another one. Images
-stand for seeds: the first of the folder choose learning rates, the last are the test, each fitted by a network of its
-own. The score is minus the peak signal-to-noise ratio in decibels.
+Four layers of 256 and omega 30, as in SIREN, whose sine is the fixed activation; FINER's is another one, here without
+its initial biases. Images stand for seeds: the first of the folder choose learning rates, the last are the test, each
+fitted by a network of its own. The score is minus the peak signal-to-noise ratio in decibels.
 """
 
 from __future__ import annotations
@@ -116,16 +116,23 @@ def open_train(given: argparse.Namespace, device: torch.device) -> Train:
     if given.choosing + fresh > len(files):
         raise ValueError(f"{given.choosing} images to choose and {fresh} fresh ones are more than {len(files)}")
 
+    def file_of(seed: int) -> Path:
+        """Return the image of a seed: 0, 1, ... count from the start of the folder, fresh ones from its end."""
+        return files[seed if seed < FRESH else FRESH - 1 - seed]
+
     def read_image(seed: int) -> Tensor:
-        """Return an image for a seed: 0, 1, ... count from the start of the folder, fresh ones from its end."""
-        with Image.open(files[seed if seed < FRESH else FRESH - 1 - seed]) as image:
+        with Image.open(file_of(seed)) as image:
             small = ImageOps.fit(image.convert("RGB"), (given.size, given.size), Image.Resampling.LANCZOS)
         return torch.from_numpy(np.array(small)).float() / 127.5 - 1
 
     def network(make: Make) -> nn.Module:
         return Siren(3, make, given.width, given.layers)
 
-    return lambda runs: train(runs, read_image, network, given.steps, device)
+    def train_runs(runs: Sequence[Run]) -> list[Scores]:
+        found = train(runs, read_image, network, given.steps, device)
+        return [{**scores, "image": file_of(run.seed).name} for run, scores in zip(runs, found, strict=True)]
+
+    return train_runs
 
 
 if __name__ == "__main__":
@@ -133,6 +140,6 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path, help="a folder of images")
     parser.add_argument("--size", type=int, default=256, help="pixels of a side")
     parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--layers", type=int, default=3)
+    parser.add_argument("--layers", type=int, default=4, help="layers of sines")
     parser.add_argument("--steps", type=int, default=1000)
     main(parser, CANDIDATES, RATES, open_train)

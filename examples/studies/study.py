@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from hullo import AffineHull, ConvexHull, Hull, LinearHull
 from hullo.lab.analysis.statistics import Interval, holm, p_value
 from hullo.lab.files import atomic_write, locked
-from hullo.lab.spec.environment import Environment, choose_device, device_name, environment
+from hullo.lab.spec.environment import choose_device, device_name, environment
 from hullo.population import Population
 
 FRESH = 100
@@ -124,38 +124,41 @@ class Study:
     Args:
         path: the file of runs, JSON lines.
         train: trains runs.
-        environment: the machine and the versions, for the records.
+        about: what else a record tells: the machine, the versions, and the arguments of the study.
         at_once: the largest number of runs to train together: a part, whose records are written together.
-        end: do not start a part that would end later, in time.monotonic(), if it takes as long as the longest so far.
+        end: do not start a part that would end later, in time.monotonic(), if runs take as long as the slowest so far.
     """
 
     def __init__(
-        self, path: Path, train: Train | None, environment: Environment, at_once: int, end: float = math.inf
+        self, path: Path, train: Train | None, about: Mapping[str, Any], at_once: int, end: float = math.inf
     ) -> None:
-        self.path, self.train, self.about, self.at_once = path, train, asdict(environment), at_once
-        self.end, self.longest = end, 0.0
+        self.path, self.train, self.about, self.at_once, self.end = path, train, about, at_once, end
         path.parent.mkdir(parents=True, exist_ok=True)
         self.done: dict[Run, Scores] = {}
         for line in path.read_text().splitlines() if path.exists() else ():
             record = json.loads(line)
+            if train and record["arguments"] != about["arguments"]:
+                raise ValueError(
+                    f"{path} has runs with {record['arguments']}, not {about['arguments']}: give another --output"
+                )
             self.done[Run(**record["run"])] = record["scores"]
 
     def scores(self, runs: Sequence[Run]) -> list[Scores]:
         """Return the scores of runs, in parts of as many as are trained together."""
         missing = [run for run in runs if run not in self.done]
         for start in range(0, len(missing), self.at_once):
-            part, began = missing[start : start + self.at_once], time.monotonic()
-            if began + self.longest > self.end:
+            part = missing[start : start + self.at_once]
+            slowest = max((scores["seconds"] for scores in self.done.values()), default=0.0)
+            if time.monotonic() + len(part) * slowest > self.end:
                 raise OutOfTime(f"{len(missing) - start} of {len(runs)} runs are left here; the same command goes on")
             new = dict(zip(part, self.train(part), strict=True))
             self._write(new)
             self.done |= new
-            self.longest = max(self.longest, time.monotonic() - began)
         return [self.done[run] for run in runs]
 
     def _write(self, new: Mapping[Run, Scores]) -> None:
         """Add runs to the file: all or none if the process is killed, none lost if another one writes."""
-        lines = [json.dumps({"run": asdict(run), "scores": new[run], "environment": self.about}) + "\n" for run in new]
+        lines = [json.dumps({"run": asdict(run), "scores": new[run], **self.about}) + "\n" for run in new]
         with locked(self.path.with_suffix(".lock")):
             before = self.path.read_bytes() if self.path.exists() else b""
             with atomic_write(self.path) as file:
@@ -286,21 +289,49 @@ def learned(network: nn.Module) -> dict[str, list[float]]:
     return found
 
 
+def at_least(least: int) -> Callable[[str], int]:
+    """Return a type of arguments: integers of at least so much."""
+
+    def integer(text: str) -> int:
+        if int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text}: give {least} or more")
+        return int(text)
+
+    return integer
+
+
 def add_arguments(parser: argparse.ArgumentParser, rates: Sequence[float]) -> None:
     """Add the arguments that all studies have."""
-    parser.add_argument("--seeds", type=int, default=5, help="fresh seeds")
-    parser.add_argument("--first-seed", type=int, default=FRESH, help="the first of them")
-    parser.add_argument("--choosing", type=int, default=1, help="seeds that choose learning rates, from 0 on")
+    parser.add_argument("--seeds", type=at_least(2), default=5, help="fresh seeds")
+    parser.add_argument("--first-seed", type=at_least(FRESH), default=FRESH, help="the first of them")
+    parser.add_argument("--choosing", type=at_least(1), default=1, help="seeds that choose learning rates, from 0 on")
     parser.add_argument("--rates", type=float, nargs="+", default=list(rates), help="learning rates to choose from")
-    parser.add_argument("--at-once", type=int, default=64, help="networks side by side")
+    parser.add_argument("--at-once", type=at_least(1), default=64, help="networks side by side")
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop before a part that would end later")
     parser.add_argument("--commit", help="the commit to record, where this is no checkout")
     parser.add_argument("--output", type=Path, required=True, help="file of runs; the same command goes on with it")
 
 
-def open_study(given: argparse.Namespace, path: Path, train: Train, device: torch.device) -> Study:
-    """Return a study with the arguments that all studies have."""
-    return Study(path, train, environment(device_name(device), given.commit), given.at_once, given.end)
+def open_study(given: argparse.Namespace, path: Path, train: Train, device: torch.device, **changes: Any) -> Study:
+    """Return a study of some arguments, whose records tell those that change what a run gives.
+
+    Args:
+        given: the arguments.
+        path: the file of runs.
+        train: trains runs.
+        device: where it does.
+        changes: arguments to record that differ from those given; None leaves one out.
+    """
+    common = argparse.ArgumentParser()
+    add_arguments(common, ())
+    left_out = {"only", "end", *vars(common.parse_args(["--output", ""]))}
+    arguments = {
+        name: value.name if isinstance(value, Path) else value
+        for name, value in (vars(given) | changes).items()
+        if name not in left_out and value is not None
+    }
+    about = {"arguments": arguments, "environment": asdict(environment(device_name(device), given.commit))}
+    return Study(path, train, about, given.at_once, given.end)
 
 
 def print_report(given: argparse.Namespace, make_report: Callable[[torch.device], str]) -> None:

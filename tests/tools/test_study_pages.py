@@ -23,7 +23,12 @@ def records(tmp_path: Path) -> Path:
                 ({"candidate": name, "lr": 0.1, "seed": seed}, (0.0, test + seed + (name == "hull") * seed / 10))
             )
     made = [
-        {"run": run, "scores": {"val": val, "test": test, "seconds": 1.0}, "environment": about}
+        {
+            "run": run,
+            "scores": {"val": val, "test": test, "seconds": 1.0},
+            "arguments": {"epochs": 3},
+            "environment": about,
+        }
         for run, (val, test) in lines
     ]
     path = tmp_path / "tables-made.jsonl"
@@ -41,8 +46,8 @@ def test_choosing_seeds_choose_and_fresh_seeds_are_shown(records: Path) -> None:
     ]
     assert rows[2][3:5] == ["103.0000 ± 2.4841", "-1.0000 ± 0.0000"]
     assert rows[3][4] == "+8.1000 ± 0.2484"
-    assert "chip" in text
-    assert "abc" in text
+    for told in ("3 fresh seeds", "Epochs 3.", "chip", "abc"):
+        assert told in text
 
 
 def test_changes_are_against_each_fixed_function_on_fresh_seeds(records: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from hullo.lab.analysis.statistics import paired
 from hullo.lab.analysis.tables.markdown import grid
+from hullo.lab.spec.environment import Environment
 
 STUDIES = Path(__file__).parents[2] / "examples" / "studies"
 
@@ -25,14 +26,13 @@ def study_part(path: Path) -> str:
     choosing, fresh = ([seed for seed in seeds if (seed >= study["FRESH"]) == is_fresh] for is_fresh in (False, True))
     rates = sorted({run.lr for run in found.done if run.seed == 0})
     table: str = found.compare(candidates, rates, choosing, fresh)
-    about = {json.dumps(json.loads(line)["environment"]): None for line in path.read_text().splitlines()}
-    places = "; ".join(
-        "{device}, {threads} CPU threads, Python {python}, torch {torch}, hullo {hullo} ({commit})".format(
-            **json.loads(item)
-        )
-        for item in about
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    places = dict.fromkeys(str(Environment(**record["environment"])) for record in records)
+    arguments = ", ".join(f"{name} {value}" for name, value in records[0]["arguments"].items())
+    about = (
+        f"Mean and 95 % interval over {len(fresh)} fresh seeds; changes on the same seeds. {arguments.capitalize()}."
     )
-    return f"{table}\n\n<sub>Mean and 95 % interval over fresh seeds; changes on the same seeds. {places}</sub>"
+    return f"{table}\n\n<sub>{about} {'; '.join(places)}</sub>"
 
 
 def changes_part(path: Path) -> str:
@@ -69,6 +69,6 @@ def _open(path: Path) -> tuple[dict[str, Any], Any, dict[str, Any]]:
         sys.path.append(str(STUDIES))
     study = runpy.run_path(str(STUDIES / "study.py"))
     candidates = runpy.run_path(str(STUDIES / f"{path.stem.partition('-')[0]}.py"))["CANDIDATES"]
-    found = study["Study"](path, train=None, environment=study["environment"](""), at_once=1)
+    found = study["Study"](path, train=None, about={}, at_once=1)
     ran = {run.candidate for run in found.done}
     return study, found, {name: candidates[name] for name in candidates if name in ran}
