@@ -7,6 +7,7 @@ import copy
 import functools
 import types
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 import pytest
@@ -336,6 +337,27 @@ class Bound(Base):
         return self.second(self.b(self.first(self.a(x))))
 
 
+class Overwrites(Base):
+    """Statements that drop what a function returns, and keep what it wrote into its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, g = self.a(x), self.b(x)
+        F.relu(h, inplace=True)
+        g.tanh_()
+        return h + g
+
+
+class Settings(Base):
+    """Settings that are not written out, after an input that is."""
+
+    settings = MappingProxyType({"negative_slope": 0.3})
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.leaky_relu(self.a(x), **self.settings)
+        arguments = {"input": x}
+        return F.elu(self.b(h), *(0.5,)) + F.leaky_relu(**arguments)
+
+
 class First(Base):
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.a(x))
@@ -380,6 +402,8 @@ CASES: dict[type[nn.Module], tuple[Any, list[str], str]] = {
     Implementation: (X, ["a_elu", "a_tanh"], ""),
     Guarded: (X, ["a_relu"], ""),
     Chain: (X, ["a_relu", "a_tanh"], ""),
+    Overwrites: (X, ["b_relu", "b_tanh"], ""),
+    Settings: (X, ["a_leaky_relu", "b_elu"], "the arguments of its calls are not written out"),
     Bound: (X, ["a_relu", "b_gelu"], ""),
     Third: (X, ["a_gelu", "a_relu", "a_tanh"], ""),
     Lambdas: (X, ["a_relu.0", "a_relu.1"], ""),

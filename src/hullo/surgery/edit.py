@@ -97,7 +97,11 @@ def _edit(function: types.FunctionType, calls: Sequence[tuple[Call, Slot]]) -> s
                 loop.target = ast.Tuple([ast.Name(counters[loop], ast.Store()), loop.target], ast.Store())
                 loop.iter = ast.Call(ast.Name("enumerate", ast.Load()), [loop.iter], [])
             callee += f".at({', '.join(counters[loop] for loop in loops)})"
-        node.args, node.keywords = [input_of(node, call.argument)], []
+        x = input_of(node, call.argument)
+        for statement in ast.walk(tree):
+            if isinstance(statement, ast.Expr) and statement.value is node and isinstance(x, ast.Name):
+                statement.value = ast.NamedExpr(ast.Name(x.id, ast.Store()), node)  # it overwrote its input
+        node.args, node.keywords = [x], []
         node.func = ast.parse(callee, mode="eval").body
     return ast.unparse(tree)
 

@@ -164,9 +164,13 @@ def _swap_observed(
             if not compare:
                 raise
             _check_repeats(model, comparison)
-            blamed = _find_blamed(model, sites, _units(chosen), comparison)
-            if len(blamed) in (0, len(_units(chosen))):
+            units = _units(chosen)
+            blamed = _find_blamed(model, sites, units, comparison)
+            if not blamed:
                 raise
+            if len(blamed) == len(units):
+                listed = _shorten((f"{unit[0].name} ({unit[0].function}): {error}" for unit, error in blamed), "; ")
+                raise RuntimeError(f"no activation can be replaced: {listed}") from None
             for unit, error in blamed:
                 for call in (call for site in unit for call in site.calls):
                     call.reading = Reading(call.reading.known, f"a hull cannot replace it: {error}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import itertools
 import re
 import sys
 from collections import Counter, defaultdict
@@ -277,17 +278,18 @@ def why_not_edited(call: Call) -> str:
 
 def input_of(node: ast.Call, argument: tuple[int, str] = (0, "")) -> ast.expr | None:
     """Return the input in a call of an activation: an argument, or the object of a method; None if not written out."""
-    if any(isinstance(item, ast.Starred) for item in node.args) or not all(item.arg for item in node.keywords):
-        return None
     index, name = argument
-    named = [item.value for item in node.keywords if item.arg in (name or "input",)]
-    if index < len(node.args):
-        return node.args[index]
-    if not named and len(node.keywords) == 1 and not node.args and not name:
-        named = [node.keywords[0].value]
-    if named:
-        return named[0]
-    return node.func.value if isinstance(node.func, ast.Attribute) and not node.args and not node.keywords else None
+    named = {item.arg: item.value for item in node.keywords}  # None is the name of **settings
+    written = list(itertools.takewhile(lambda item: not isinstance(item, ast.Starred), node.args))
+    if index < len(written):
+        return written[index]
+    if (name or "input") in named:
+        return named[name or "input"]
+    if node.args or None in named:
+        return None
+    if len(named) == 1 and not name:
+        return next(iter(named.values()))
+    return node.func.value if isinstance(node.func, ast.Attribute) and not named else None
 
 
 # Hulls
