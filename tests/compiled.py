@@ -10,9 +10,12 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+MOST_PROGRAMS = (2**31 - 1, 2**16 - 1, 2**16 - 1)
+"""In each dimension of a grid, by CUDA."""
+
 
 class Compiled(NamedTuple):
-    """Hold the code of a launched kernel, for a multiprocessor of compute capability 9.0, and what a program takes."""
+    """Hold the code of a launched kernel, and what a program takes."""
 
     name: str
     module: str
@@ -20,6 +23,7 @@ class Compiled(NamedTuple):
     registers: int
     stack: int
     warps: int
+    shared: int
 
 
 def run_without_interpreter(*program: str) -> list[list[str]]:
@@ -32,10 +36,11 @@ def run_without_interpreter(*program: str) -> list[list[str]]:
     return [line.split() for line in done.stdout.splitlines()]
 
 
-def compile_launches() -> list[Compiled]:
+def compile_launches(major: int = 9, minor: int = 0) -> list[Compiled]:
     """Compile every kernel that is launched from now on, once, and run none; return the list to which they are added.
 
-    Call it before kernels are imported, and give them tensors on the device "meta".
+    Call it before kernels are imported, and give them tensors on the device "meta". They are compiled for GPUs of a
+    compute capability.
     """
     import torch
     import triton
@@ -52,16 +57,15 @@ def compile_launches() -> list[Compiled]:
             return 0
 
         def get_current_target(self) -> GPUTarget:
-            return GPUTarget("cuda", 90, 32)
+            return GPUTarget("cuda", 10 * major + minor, 32)
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        assert all(0 < size <= most for size, most in zip(grid, MOST_PROGRAMS, strict=False)), (self.fn, grid)
         made = compile_kernel(self, *args, grid=grid, warmup=True, **options)
         if id(made) not in seen:
             seen[id(made)] = made
-            usage = _resources(made.asm["cubin"])
-            found.append(
-                Compiled(self.fn.__name__, self.fn.__module__, made.asm["ptx"], *usage, made.metadata.num_warps)
-            )
+            usage = *_resources(made.asm["cubin"]), made.metadata.num_warps, made.metadata.shared
+            found.append(Compiled(self.fn.__name__, self.fn.__module__, made.asm["ptx"], *usage))
 
     seen: dict[int, Any] = {}
     found: list[Compiled] = []
@@ -69,7 +73,7 @@ def compile_launches() -> list[Compiled]:
     JITFunction.run = run
     triton.runtime.driver.set_active(Driver())
     torch.version.cuda = torch.version.cuda or "13.0"  # functions mean what they mean on a GPU
-    torch.cuda.get_device_capability = lambda device=None: (9, 0)
+    torch.cuda.get_device_capability = lambda device=None: (major, minor)
     return found
 
 

@@ -169,6 +169,23 @@ def test_parameters_that_left_the_optimizer_are_not_forgotten(moves: bool, fused
         optimizer.step()
 
 
+def test_members_in_half_precision_stay_in_it(fused: Callable[[bool], None]) -> None:
+    results = []
+    networks = [nn.Sequential(nn.Linear(3, 8), act, nn.Linear(8, 2)).half() for act in (hull(), nn.PReLU())]
+    x = torch.randn(2, 5, 3).half().to(DEVICE)
+    for served in (False, True):
+        fused(served)
+        population = Population(copy.deepcopy(networks)).to(DEVICE)
+        optimizer = SGD(population, lr=0.1, momentum=0.9)
+        for _ in range(3):
+            optimizer.zero_grad()
+            population(x).square().sum().backward()
+            optimizer.step()
+        assert population.stacked.get_parameter("0.weight").dtype == torch.float16
+        results.append(population(x).detach())
+    torch.testing.assert_close(*results, rtol=0.01, atol=0.01)
+
+
 def test_networks_without_activations_are_computed_too(fused: Callable[[bool], None]) -> None:
     fused(True)
     layers = [nn.Linear(3, 2) for _ in range(2)]

@@ -317,3 +317,19 @@ def test_graphs_of_two_shapes_share_memory_and_train_as_without_graphs() -> None
         results.append([taken(*batch).clone() for batch in batches])
     for plain, own in zip(*results, strict=True):
         torch.testing.assert_close(own, plain)
+
+
+def test_a_step_under_autocast_reads_the_weights_of_its_time(fake: type[FakeGraph]) -> None:
+    """Autocast keeps its copies of weights until it ends."""
+    weight, seen = torch.zeros(1, 1, requires_grad=True), []
+
+    def step(x: Tensor) -> Tensor:
+        y = x @ weight
+        seen.append(float(y.detach()))
+        with torch.no_grad():
+            weight.add_(1)
+        return y.detach()
+
+    with torch.autocast("cpu", torch.bfloat16):
+        capture(step)(torch.ones(1, 1))
+    assert seen[: graphs.WARM_UP + 1] == [*range(graphs.WARM_UP + 1)]

@@ -143,6 +143,7 @@ class _Captured:
         inputs = [leaf for leaf in copies if isinstance(leaf, Tensor)]
 
         def step() -> Any:
+            torch.clear_autocast_cache()  # of weights as they were before the last step, if autocast is around the call
             for tensor in inputs:
                 tensor.grad = None
             with self._checking():
@@ -154,6 +155,7 @@ class _Captured:
             with choice.tuning(self.tune):
                 graph, returned = _record(step, device, self.pool)
         finally:
+            torch.clear_autocast_cache()  # tensors of the graph
             for item, saved in zip(self.stateful, before, strict=True):
                 item.load_state_dict(saved)  # type: ignore[attr-defined]
         return _Graph(graph, inputs, returned)

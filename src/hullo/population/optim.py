@@ -122,7 +122,7 @@ class Optimizer:
     def _make_flat(self) -> FlatParameters | None:
         """Return the buffers of the fused kernel, where there is one."""
         trained = self.parameters.values()
-        is_fused = bool(trained) and all(kernels.support(p) and p.is_floating_point() for p in trained)
+        is_fused = bool(trained) and all(kernels.support(p) and p.dtype == torch.float32 for p in trained)
         return FlatParameters(self, self._copies) if is_fused else None
 
     def _numbers(self, name: str, given: Numbers) -> Tensor:

@@ -128,10 +128,29 @@ def launch_optimizers() -> None:
         flat_optim.update(layout, values, state, gradients, rates=rates, decays=rates, counts=counts, rule=rule)
 
 
+def launch_large() -> None:
+    """Launch what takes more programs than a dimension of a grid but the first has, or addresses of 64 bits."""
+    x, bias, identity = learned(2**22, 256), learned(256), (hullo.get_base("identity"),)
+    y = combine_biased(x, bias, learned(1, dtype=SINGLE), identity)
+    both_passes(*torch.autograd.grad(y, x, torch.empty_like(y).requires_grad_(), create_graph=True))
+    both_passes(
+        linear.linear(x, learned(32, 256), learned(32)), linear.linear(learned(2**22, 32), learned(256, 32), bias)
+    )
+    both_passes(*layer_norm(x, x, bias, bias, bias, eps=1e-5, dtype=HALF), dropout.drop(x, *NUMBERS, 0, 0.1))
+    images, scale = stacked(2**10, 2**9, 2**9, 32), learned(32, dtype=SINGLE).flatten()
+    statistics = [given(32, dtype=SINGLE).flatten() for _ in range(2)]
+    both_passes(
+        *normalize_combine(
+            images, *statistics, scale, scale, learned(1, dtype=SINGLE), identity, True, momentum=0.1, eps=1e-5
+        )
+    )
+    both_passes(convolution.convolve(images, learned(48, 32, 3, 3).flatten(0, 1), None, members=MEMBERS)[0])
+
+
 NUMBERS = given(dtype=LONG), given(dtype=LONG)
 
 if __name__ == "__main__":
-    for launch_some in (launch_activations, launch_features, launch_convolutions, launch_optimizers):
+    for launch_some in (launch_activations, launch_features, launch_convolutions, launch_optimizers, launch_large):
         launch_some()
     for kernel in launched:
-        print(kernel.module.replace(" ", "_"), kernel.name, kernel.registers, kernel.stack)
+        print(kernel.module.replace(" ", "_"), kernel.stack, kernel.shared)

@@ -124,10 +124,11 @@ def test_a_gradient_in_another_order_or_at_an_odd_address_serves(name: str) -> N
     assert one.values.equal(other.values)
 
 
-def test_gradients_of_some_parameters_may_be_in_halves() -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_of_some_parameters_may_be_in_halves(dtype: torch.dtype) -> None:
     one, other = Case("sgd"), Case("sgd")
     other.copy(one)
-    gradients = [torch.randn_like(tensor).bfloat16() for tensor in one.start]
+    gradients = [torch.randn_like(tensor).to(dtype) for tensor in one.start]
     one.step("sgd", counts(1), [gradients[0].float(), gradients[1], gradients[2].float()])
     other.step("sgd", counts(1), [gradient.float() for gradient in gradients])
     assert one.values.equal(other.values)

@@ -196,7 +196,7 @@ def _compute(
     size = SIZE if len(factors) + len(outputs) < 3 and len(call.bases) < 4 else SIZE // 2  # registers are few
     down = min(size // across, triton.next_power_of_2(height))
     splits, lanes = triton.cdiv(height, down), triton.cdiv(columns, across)
-    sizes, partial, last = [height, columns], [], False
+    sizes, partial, last, grid = [height, columns], [], False, (lanes * splits, 1, members)
     if work.parts:
         tiles, most = splits, PROGRAMS * processors(x) // (lanes * members)
         splits = max(1, min(tiles // LEAST_TILES, most))
@@ -204,8 +204,9 @@ def _compute(
         dtype = bias.dtype if last and bias is not None else torch.float32
         partial = [torch.empty(members, splits, work.parts, columns, dtype=dtype, device=x.device)]
         sizes.append(tiles)
+        grid = (lanes, splits, members)
     with torch.cuda.device_of(x):
-        _kernel(work, x.dtype)[(lanes, splits, members)](
+        _kernel(work, x.dtype)[grid](
             *([] if call.kinds is None else [call.kinds.numbers]), x, x if bias is None else bias, rows, *factors,
             *outputs, *partial, *sizes, EACH=rows.dim() == 2, BIAS=bias is not None, ROWS=down, COLUMNS=across,
             num_warps=4,
@@ -308,8 +309,9 @@ def combine(
     $POINTERS
     height, columns, EACH: tl.constexpr, BIAS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):
+    lanes = tl.cdiv(columns, COLUMNS)
+    lane, tile = tl.program_id(0) % lanes, tl.program_id(0) // lanes
     $COLUMNS
-    tile = tl.program_id(1)
     $TILE
 """
 
@@ -319,9 +321,9 @@ def combine(
     $POINTERS
     height, columns, tiles, EACH: tl.constexpr, BIAS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):
+    lane, split, splits = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     $COLUMNS
     $ZERO
-    split, splits = tl.program_id(1), tl.num_programs(1)
     for tile in range(split, tiles, splits):
         $TILE
         $ADD
@@ -332,7 +334,7 @@ def combine(
 _COLUMNS = """
 member = tl.program_id(2).to(tl.int64)
 row = member if EACH else 0
-column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+column = lane * COLUMNS + tl.arange(0, COLUMNS)[None, :]
 known = column < columns
 if BIAS:
     bias = tl.load(bias_ptr + member * columns + column, mask=known, other=0.0).to(tl.float32)

@@ -99,7 +99,7 @@ def update(
         layout: where the parameters are in the buffers.
         values: w, a buffer of float32.
         state: none, one or two buffers of float32.
-        gradients: of each parameter, in float32 or bfloat16; a parameter without one stays as it is.
+        gradients: of each parameter; a parameter without one stays as it is.
         rates, decays: learning rates and weight decay of each member, (members,), float64.
         counts: the number of updates of each parameter, (parameters,), float64.
         rule: how numbers are updated.
@@ -128,11 +128,14 @@ def update(
 
 
 def _placed(gradient: Tensor, shape: torch.Size, strides: tuple[int, ...]) -> Tensor:
-    """Return the gradient in its parameter's order in memory, at an address that is a multiple of 16."""
+    """Return the gradient as the kernel reads it: in float32 or bfloat16, in its parameter's order in memory, at an
+    address that is a multiple of 16."""
     steps = zip(shape, strides, gradient.stride(), strict=True)
-    if gradient.data_ptr() % 16 == 0 and all(size == 1 or wanted == given for size, wanted, given in steps):
+    dtype = gradient.dtype if gradient.dtype == torch.bfloat16 else torch.float32
+    is_in_order = all(size == 1 or wanted == given for size, wanted, given in steps)
+    if is_in_order and gradient.dtype == dtype and gradient.data_ptr() % 16 == 0:
         return gradient
-    return torch.empty_strided(shape, strides, dtype=gradient.dtype, device=gradient.device).copy_(gradient)
+    return torch.empty_strided(shape, strides, dtype=dtype, device=gradient.device).copy_(gradient)
 
 
 @triton.jit

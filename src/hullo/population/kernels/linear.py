@@ -171,7 +171,7 @@ def _repeat(bias: Tensor, rows: int) -> Tensor:
     y = torch.empty(members, rows, columns, dtype=bias.dtype, device=bias.device)
     across = min(256, triton.next_power_of_2(columns))
     tile = min(4096 // across, triton.next_power_of_2(rows))
-    grid = (triton.cdiv(columns, across), triton.cdiv(rows, tile), members)
+    grid = (triton.cdiv(columns, across) * triton.cdiv(rows, tile), members)
     with torch.cuda.device_of(y):
         _fill[grid](bias, y, rows, columns, ROWS=tile, COLUMNS=across)
     return y
@@ -179,9 +179,9 @@ def _repeat(bias: Tensor, rows: int) -> Tensor:
 
 @triton.jit
 def _fill(bias_ptr, y_ptr, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    member = tl.program_id(2).to(tl.int64)
-    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    member, lanes = tl.program_id(1).to(tl.int64), tl.cdiv(columns, COLUMNS)
+    row = tl.program_id(0) // lanes * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.program_id(0) % lanes * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     bias = tl.load(bias_ptr + member * columns + column, mask=column < columns, other=0.0)
     at = (member * rows + row) * columns + column
     tl.store(y_ptr + at, tl.broadcast_to(bias, [ROWS, COLUMNS]), mask=(row < rows) & (column < columns))
