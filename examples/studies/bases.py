@@ -17,8 +17,7 @@ from itertools import combinations
 import torch
 from convolutions import add_image_arguments, load_images
 from convolutions import train as train_networks
-from study import Candidate, Choice, Make, Run, Scores, Study, add_arguments, open_study, print_report
-from torch import nn
+from study import Candidate, Choice, Make, Run, Scores, Study, add_arguments, fixed, open_study, print_report
 
 from hullo import AffineHull, LinearHull
 
@@ -37,17 +36,10 @@ def hull(kind: str, bases: Sequence[str]) -> Make:
 def hulls(kind: str, count: int, bases: Sequence[str] = BASES) -> dict[str, Candidate]:
     """Return the hulls of all sets of so many bases."""
     found = combinations(bases, count)
-    return {f"{kind}({','.join(own)})": Candidate(hull(kind, own), is_learned=True) for own in found}
+    return {f"{kind}({','.join(own)})": Candidate(hull(kind, own)) for own in found}
 
 
-FIXED = {
-    "relu": Candidate(lambda width: nn.ReLU()),
-    "tanh": Candidate(lambda width: nn.Tanh()),
-    "gelu": Candidate(lambda width: nn.GELU()),
-    "silu": Candidate(lambda width: nn.SiLU()),
-    "elu": Candidate(lambda width: nn.ELU()),
-    "mish": Candidate(lambda width: nn.Mish()),
-}
+FIXED = fixed("relu", "tanh", "gelu", "silu", "elu", "mish")
 CANDIDATES = FIXED | {key: made for kind in KINDS for count in (2, 3) for key, made in hulls(kind, count).items()}
 PAPER = [f"affine({bases})" for bases in ("identity,relu", "identity,tanh", "relu,tanh", "identity,relu,tanh")]
 

@@ -11,12 +11,11 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from study import Candidate, Make, Run, Scores, Train, main, populate, results, settings
+from study import Candidate, Make, Run, Scores, Train, fixed, main, populate, results, settings
 from torch import Tensor, nn
 
 from hullo import AffineHull, ConvexHull
@@ -35,17 +34,13 @@ NETWORKS: dict[str, Callable[[Make], nn.Module]] = {
 }
 LOOK = {"padding": "zeros", "mean": (0.491, 0.482, 0.447), "std": (0.247, 0.243, 0.262)}
 CANDIDATES = {
-    "relu": Candidate(lambda width: nn.ReLU()),
-    "gelu": Candidate(lambda width: nn.GELU()),
-    "silu": Candidate(lambda width: nn.SiLU()),
-    "prelu": Candidate(lambda width: nn.PReLU(), is_learned=True),
-    "prelu per channel": Candidate(nn.PReLU, is_learned=True),
-    "affine from relu": Candidate(lambda width: AffineHull("identity", "relu", "tanh", init="relu"), is_learned=True),
-    "affine from silu": Candidate(
-        lambda width: AffineHull("identity", "tanh", "silu", init="silu", strict=False), is_learned=True
-    ),
-    "affine uniform": Candidate(lambda width: AffineHull("identity", "relu", "tanh"), is_learned=True),
-    "convex uniform": Candidate(lambda width: ConvexHull("identity", "relu"), is_learned=True),
+    **fixed("relu", "gelu", "silu"),
+    "prelu": Candidate(lambda width: nn.PReLU()),
+    "prelu per channel": Candidate(nn.PReLU),
+    "affine from relu": Candidate(lambda width: AffineHull("identity", "relu", "tanh", init="relu")),
+    "affine from silu": Candidate(lambda width: AffineHull("identity", "tanh", "silu", init="silu", strict=False)),
+    "affine uniform": Candidate(lambda width: AffineHull("identity", "relu", "tanh")),
+    "convex uniform": Candidate(lambda width: ConvexHull("identity", "relu")),
     **settings("relu", 1),
 }
 
@@ -74,7 +69,7 @@ def train(
 
     def outputs(source: Tensor, index: Tensor, moves: Tensor) -> Tensor:
         shown = AugmentedImages(source, index.expand(count, -1), moves.expand(count, -1, -1), **LOOK)
-        with torch.autocast("cuda", torch.bfloat16) if is_gpu else nullcontext():
+        with torch.autocast(device.type, torch.bfloat16, enabled=is_gpu):
             return population(shown).float()
 
     def step(index: Tensor, moves: Tensor) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from own_bases import OMEGA
 from PIL import Image, ImageOps
-from study import FRESH, Candidate, Make, Run, Scores, Train, main, populate, results
+from study import FRESH, Candidate, Make, Run, Scores, Train, at_rates, fixed, main, populate, results
 from torch import Tensor, nn
 
 import hullo
@@ -35,29 +35,20 @@ def linear(*bases: str, **options: Any) -> Make:
     return lambda width: hullo.LinearHull(*bases, init=bases[0], strict=False, **options)
 
 
-def fixed(base: str) -> Make:
-    return lambda width: hullo.LinearHull(base, init=base, strict=False).requires_grad_(False)
-
-
 CANDIDATES = {
-    "sin": Candidate(fixed("sin")),
-    "finer": Candidate(fixed("finer")),
-    "relu": Candidate(lambda width: nn.ReLU()),
-    "sin, control": Candidate(linear("sin", "constant"), is_learned=True),
-    "sin, learned frequency": Candidate(linear("sin", inner_scale="hull"), is_learned=True),
-    "linear of sin and cosine": Candidate(linear("sin", "cosine"), is_learned=True),
-    "linear of two sines": Candidate(linear("sin", "sin(2)"), is_learned=True),
-    "linear of two sines, rate x10": Candidate(linear("sin", "sin(2)"), 10.0, is_learned=True),
+    **fixed("sin", "finer", "relu"),
+    "sin, control": Candidate(linear("sin", "constant")),
+    "sin, learned frequency": Candidate(linear("sin", inner_scale="hull")),
+    "linear of sin and cosine": Candidate(linear("sin", "cosine")),
+    **at_rates("linear of two sines", linear("sin", "sin(2)"), 10),
     "linear of two sines per channel": Candidate(
-        lambda width: linear("sin", "sin(2)", groups=width, channel_dim=-1)(width), is_learned=True
+        lambda width: linear("sin", "sin(2)", groups=width, channel_dim=-1)(width)
     ),
-    "linear of three sines": Candidate(linear("sin", "sin(0.5)", "sin(2)"), is_learned=True),
-    "linear of two sines, learned frequencies": Candidate(linear("sin", "sin(2)", inner_scale="base"), is_learned=True),
-    "affine of two sines": Candidate(
-        lambda width: hullo.AffineHull("sin", "sin(2)", init="sin", strict=False), is_learned=True
-    ),
-    "linear of sin and identity": Candidate(linear("sin", "identity"), is_learned=True),
-    "linear of finer and sin": Candidate(linear("finer", "sin"), is_learned=True),
+    "linear of three sines": Candidate(linear("sin", "sin(0.5)", "sin(2)")),
+    "linear of two sines, learned frequencies": Candidate(linear("sin", "sin(2)", inner_scale="base")),
+    "affine of two sines": Candidate(lambda width: hullo.AffineHull("sin", "sin(2)", init="sin", strict=False)),
+    "linear of sin and identity": Candidate(linear("sin", "identity")),
+    "linear of finer and sin": Candidate(linear("finer", "sin")),
 }
 
 

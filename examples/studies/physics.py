@@ -18,10 +18,10 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from study import Candidate, Make, Run, Scores, Train, main, populate, results, settings
+from study import Candidate, Make, Run, Scores, Train, at_rates, fixed, main, populate, results, settings
 from torch import Tensor, nn
 
-from hullo import AffineHull, ConvexHull, LinearHull
+from hullo import AffineHull, ConvexHull
 from hullo.population import Adam, capture
 from hullo.population.schedules import cosine, warm_up
 
@@ -33,19 +33,11 @@ def five(**options: Any) -> ConvexHull:
 
 
 CANDIDATES = {
-    "tanh": Candidate(lambda width: nn.Tanh()),
-    "gelu": Candidate(lambda width: nn.GELU()),
-    "silu": Candidate(lambda width: nn.SiLU()),
-    "sin": Candidate(lambda width: LinearHull("sin", init="sin").requires_grad_(False)),
-    "tanh, learned slope": Candidate(
-        lambda width: AffineHull("tanh", inner_scale="hull", init="tanh"), is_learned=True
-    ),
-    "affine from tanh": Candidate(lambda width: AffineHull("identity", "tanh", "sin", init="tanh"), is_learned=True),
-    "convex of five": Candidate(lambda width: five(), is_learned=True),
-    "convex of five, learned slopes": Candidate(lambda width: five(inner_scale="base"), is_learned=True),
-    "convex of five, learned slopes, rate x10": Candidate(
-        lambda width: five(inner_scale="base"), 10.0, is_learned=True
-    ),
+    **fixed("tanh", "gelu", "silu", "sin"),
+    "tanh, learned slope": Candidate(lambda width: AffineHull("tanh", inner_scale="hull", init="tanh")),
+    "affine from tanh": Candidate(lambda width: AffineHull("identity", "tanh", "sin", init="tanh")),
+    "convex of five": Candidate(lambda width: five()),
+    **at_rates("convex of five, learned slopes", lambda width: five(inner_scale="base"), 10),
     **settings("tanh", -1, other="sin"),
 }
 
@@ -78,7 +70,7 @@ class Convection:
 
 
 class AllenCahn:
-    """u_t = 1e-4 u_xx - 5 (u^3 - u) on [0, 1] x [-1, 1], u = x^2 cos(pi x) at t = 0, periodic."""
+    """u_t = 1e-4 u_xx - 5 (u^3 - u) on [0, 1] x [-1, 1], u = x^2 cos(pi x) at t = 0, u and u_x periodic."""
 
     low, high, order = -1.0, 1.0, 2
 
@@ -98,9 +90,8 @@ class AllenCahn:
                 found.append(u)
                 due.pop(0)
             half = torch.fft.ifft(torch.fft.fft(u) * decay.sqrt()).real
-            grown = half.square() / (
-                half.square() + (1 - half.square()) * math.exp(-10 * dt)
-            )  # u' = 5 (u - u^3), solved
+            square = half.square()
+            grown = square / (square + (1 - square) * math.exp(-10 * dt))  # u' = 5 (u - u^3), solved
             u = torch.fft.ifft(torch.fft.fft(half.sign() * grown.sqrt()) * decay.sqrt()).real
         return torch.stack(found)
 
@@ -109,7 +100,7 @@ def train(
     runs: Sequence[Run], problem: Convection | AllenCahn, steps: int, points: int, device: torch.device
 ) -> list[Scores]:
     """Train runs side by side on the same points; return their errors."""
-    start, count, width = time.perf_counter(), len(runs), problem.high - problem.low
+    start, count, width, edges = time.perf_counter(), len(runs), problem.high - problem.low, max(1, points // 16)
     population, settings = populate(runs, CANDIDATES, network, device)
     warm = max(1, steps // 100)
     schedule = warm_up(warm, then=cosine(max(1, steps - warm)))
@@ -119,35 +110,31 @@ def train(
     exact = problem.solution(times, places).flatten().float().to(device)
     grid = torch.cartesian_prod(times, places).float().to(device)
 
-    def step(inner: Tensor, edge: Tensor) -> Tensor:
-        """Take a step on points (t, x) inside, and on times and places at the edges, both between 0 and 1."""
+    def step(drawn: Tensor) -> Tensor:
+        """Take a step on points (t, x): inside, at t = 0, and at both ends of x at the same times."""
         optimizer.zero_grad()
-        inner = inner.expand(count, -1, -1).clone().requires_grad_()
-        u = population(inner)
-        (first,) = torch.autograd.grad(u.sum(), inner, create_graph=True)
-        second = None
+        drawn = drawn.expand(count, -1, -1).clone().requires_grad_()
+        u, second = population(drawn), None
+        (first,) = torch.autograd.grad(u.sum(), drawn, create_graph=True)
         if problem.order == 2:
-            (second,) = torch.autograd.grad(first[..., 1].sum(), inner, create_graph=True)
-            second = second[..., 1:]
-        residual = problem.residual(u, first[..., :1], first[..., 1:], second)
-        places, zero = problem.low + width * edge[:, 1:], torch.zeros_like(edge[:, :1])
-        begin = population(torch.cat([zero, places], 1), in_dims=None) - problem.initial(places)
-        left = torch.cat([edge[:, :1], zero + problem.low], 1)
-        around = population(left, in_dims=None) - population(
-            left + torch.tensor([0.0, width], device=device), in_dims=None
-        )
-        losses = sum(part.square().mean((1, 2)) for part in (residual, begin, around))
+            second = torch.autograd.grad(first[..., 1].sum(), drawn, create_graph=True)[0][:, :points, 1:]
+        residual = problem.residual(u[:, :points], first[:, :points, :1], first[:, :points, 1:], second)
+        begin = (u - problem.initial(drawn[..., 1:]))[:, points : points + edges]
+        periodic = u if problem.order == 1 else torch.cat([u, first[..., 1:]], 2)
+        left, right = periodic[:, points + edges :].chunk(2, 1)
+        losses = sum(part.square().sum(2).mean(1) for part in (residual, begin, left - right))
         losses.sum().backward()
         optimizer.step()
         return losses.detach()
 
     take = capture(step, population, optimizer)
     generator = torch.Generator().manual_seed(0)
-    scale, shift = torch.tensor([1.0, width]), torch.tensor([0.0, problem.low])
     last, total = max(1, steps // 20), torch.zeros(count, device=device)
     for number in range(steps):
-        inner, edge = torch.rand(points, 2, generator=generator), torch.rand(points // 16, 2, generator=generator)
-        losses = take((inner * scale + shift).to(device), edge.to(device))
+        t, x = torch.rand(points + edges, 2, generator=generator).T
+        t, ends = torch.cat([t[:points], torch.zeros(edges), t[points:], t[points:]]), torch.tensor([0.0, 1.0])
+        x = problem.low + width * torch.cat([x, ends.repeat_interleave(edges)])
+        losses = take(torch.stack([t, x], 1).to(device))
         if number >= steps - last:
             total += losses
     with torch.no_grad():

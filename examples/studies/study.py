@@ -42,7 +42,7 @@ class Candidate:
         make: makes one for a number of channels.
         coefficient_lr_scale: the learning rate of its coefficients, as a multiple of that of the weights.
         coefficient_decay: the weight decay of its coefficients.
-        is_learned: whether it is compared with the best of the others.
+        is_fixed: whether it is one of those of which the best is the reference.
         form: the form of the network around it, where a study has several.
         networks: the number of networks whose predictions are averaged, where a study does that.
     """
@@ -50,7 +50,7 @@ class Candidate:
     make: Make
     coefficient_lr_scale: float = 1.0
     coefficient_decay: float = 0.0
-    is_learned: bool = False
+    is_fixed: bool = False
     form: str = ""
     networks: int = 1
 
@@ -62,6 +62,27 @@ class Run:
     candidate: str
     lr: float
     seed: int
+
+
+MODULES = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU, "tanh": nn.Tanh, "elu": nn.ELU, "mish": nn.Mish}
+
+
+def fixed(*names: str, form: str = "") -> dict[str, Candidate]:
+    """Return fixed activations: modules of torch, or base functions."""
+
+    def make(name: str) -> nn.Module:
+        return MODULES[name]() if name in MODULES else LinearHull(name, init=name, strict=False).requires_grad_(False)
+
+    return {
+        f"{form} {name}".strip(): Candidate(lambda width, name=name: make(name), is_fixed=True, form=form)
+        for name in names
+    }
+
+
+def at_rates(name: str, make: Make, *scales: float, form: str = "") -> dict[str, Candidate]:
+    """Return an activation, and the same with other multiples of the learning rate for its coefficients."""
+    others = {f"{name}, rate x{scale:g}": Candidate(make, scale, form=form) for scale in scales}
+    return {name: Candidate(make, form=form)} | others
 
 
 def settings(replaced: str, width_dim: int, other: str = "tanh") -> dict[str, Candidate]:
@@ -86,18 +107,16 @@ def settings(replaced: str, width_dim: int, other: str = "tanh") -> dict[str, Ca
             "constant", replaced, init=replaced, groups=width if per_channel else 1, channel_dim=width_dim
         )
 
-    chosen: dict[str, tuple[Make, float]] = {
-        "hull": (hull(), 1.0),
-        **{f"hull, rate x{scale}": (hull(), float(scale)) for scale in (3, 10, 30)},
-        "hull, uniform start": (hull(init=None), 1.0),
-        "hull, linear": (hull(LinearHull), 1.0),
-        "hull, convex": (hull(ConvexHull), 1.0),
-        "hull, per channel": (hull(per_channel=True), 1.0),
-        "control": (control(), 1.0),
-        "control, per channel": (control(per_channel=True), 1.0),
+    return {
+        **at_rates("hull", hull(), 3, 10, 30),
+        "hull, uniform start": Candidate(hull(init=None)),
+        "hull, linear": Candidate(hull(LinearHull)),
+        "hull, convex": Candidate(hull(ConvexHull)),
+        "hull, per channel": Candidate(hull(per_channel=True)),
+        "control": Candidate(control()),
+        "control, per channel": Candidate(control(per_channel=True)),
+        "hull, decay 0.01": Candidate(hull(), coefficient_decay=0.01),
     }
-    decayed = {"hull, decay 0.01": Candidate(hull(), coefficient_decay=0.01, is_learned=True)}
-    return {name: Candidate(make, scale, is_learned=True) for name, (make, scale) in chosen.items()} | decayed
 
 
 Scores = Mapping[str, Any]
@@ -180,10 +199,10 @@ class Study:
     ) -> str:
         """Choose rates and the reference on some seeds, confirm on others, and return a table in Markdown."""
         chosen = self.choose(list(candidates), rates, choosing)
-        fixed = [name for name in candidates if not candidates[name].is_learned]
-        if not fixed:
+        others = [name for name in candidates if candidates[name].is_fixed]
+        if not others:
             raise ValueError("give a fixed activation, too: the best of them is the reference")
-        return self.confirm(chosen, min(fixed, key=lambda name: chosen[name].val), rates, fresh)
+        return self.confirm(chosen, min(others, key=lambda name: chosen[name].val), rates, fresh)
 
     def confirm(
         self, chosen: Mapping[str, Choice], reference: str, rates: Sequence[float], fresh: Sequence[int]
@@ -256,7 +275,8 @@ def populate(
 
     population = Population([make(run) for run in runs], seeds=[run.seed for run in runs]).to(device)
     chosen = [candidates[run.candidate] for run in runs]
-    decay = {"params": population.coefficient_parameters(), "weight_decay": [item.coefficient_decay for item in chosen]}
+    own = [p for name, p in population.named_parameters() if name.startswith("activations.")]  # slopes of PReLU, too
+    decay = {"params": own, "weight_decay": [item.coefficient_decay for item in chosen]}
     scales = [item.coefficient_lr_scale for item in chosen]
     return population, {"lr": [run.lr for run in runs], "coefficient_lr_scale": scales, "groups": [decay]}
 

@@ -19,7 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
-from study import Candidate, Make, Run, Scores, Train, main, populate, results, settings
+from study import Candidate, Make, Run, Scores, Train, fixed, main, populate, results, settings
 from torch import Tensor, nn
 
 import hullo
@@ -35,21 +35,19 @@ def affine(width: int, *, per_feature: bool = False, init: str | None = "relu", 
 
 
 CANDIDATES = {
-    "relu": Candidate(lambda width: nn.ReLU()),
-    "gelu": Candidate(lambda width: nn.GELU()),
-    "silu": Candidate(lambda width: nn.SiLU()),
-    "prelu": Candidate(lambda width: nn.PReLU(), is_learned=True),
-    "prelu per feature": Candidate(nn.PReLU, is_learned=True),
-    "affine from relu": Candidate(affine, 10.0, is_learned=True),
-    "affine from relu per feature": Candidate(lambda width: affine(width, per_feature=True), 10.0, is_learned=True),
-    "affine uniform": Candidate(lambda width: affine(width, init=None), 10.0, is_learned=True),
+    **fixed("relu", "gelu", "silu"),
+    "prelu": Candidate(lambda width: nn.PReLU()),
+    "prelu per feature": Candidate(nn.PReLU),
+    "affine from relu": Candidate(affine, 10.0),
+    "affine from relu per feature": Candidate(lambda width: affine(width, per_feature=True), 10.0),
+    "affine uniform": Candidate(lambda width: affine(width, init=None), 10.0),
     "affine from gelu per feature": Candidate(
-        lambda width: affine(width, per_feature=True, init="gelu", bases="identity tanh gelu"), 10.0, is_learned=True
+        lambda width: affine(width, per_feature=True, init="gelu", bases="identity tanh gelu"), 10.0
     ),
     **settings("relu", -1),
 }
 for name in ("relu", "gelu", "silu", "affine from relu per feature"):
-    CANDIDATES[f"mean of 8 {name}"] = replace(CANDIDATES[name], networks=8, is_learned=True)
+    CANDIDATES[f"mean of 8 {name}"] = replace(CANDIDATES[name], networks=8, is_fixed=False)
 
 
 def read(path: Path) -> tuple[list[tuple[Tensor, Tensor]], float]:
@@ -88,9 +86,9 @@ def train(runs: Sequence[Run], data: Sequence[tuple[Tensor, Tensor]], unit: floa
     """Train runs side by side; return their errors at the epoch that is best on validation data."""
     start = time.perf_counter()
     (x, y), val, test = data
-    counts = torch.tensor([CANDIDATES[run.candidate].networks for run in runs], device=x.device)
+    counts = [CANDIDATES[run.candidate].networks for run in runs]
     members = [
-        replace(run, seed=run.seed + SEEDS * k) for run in runs for k in range(CANDIDATES[run.candidate].networks)
+        replace(run, seed=run.seed + SEEDS * k) for run, count in zip(runs, counts, strict=True) for k in range(count)
     ]
     population, settings = populate(members, CANDIDATES, network, x.device)
     optimizer = AdamW(population, weight_decay=0.01, **settings)
@@ -103,7 +101,7 @@ def train(runs: Sequence[Run], data: Sequence[tuple[Tensor, Tensor]], unit: floa
     @torch.no_grad()
     def error(x: Tensor, y: Tensor) -> Tensor:
         population.eval()
-        predictions = torch.segment_reduce(population(x, in_dims=None), "mean", lengths=counts)
+        predictions = torch.stack([own.mean(0) for own in population(x, in_dims=None).split(counts)])
         population.train()
         return (predictions - y).square().mean((1, 2)).sqrt() * unit
 
@@ -115,7 +113,7 @@ def train(runs: Sequence[Run], data: Sequence[tuple[Tensor, Tensor]], unit: floa
             take(x[batch], y[batch])
         now = torch.stack([error(*val), error(*test)])
         best = torch.where(now[0] < best[0], now, best)
-    return results(population, best.T, start, counts.tolist())
+    return results(population, best.T, start, counts)
 
 
 def open_train(given: argparse.Namespace, device: torch.device) -> Train:

@@ -17,7 +17,7 @@ import torch
 from convolutions import CANDIDATES as BEFORE
 from convolutions import add_image_arguments, load_images
 from convolutions import train as train_networks
-from study import Candidate, Run, Scores, Train, in_groups, main
+from study import Candidate, Run, Scores, Train, at_rates, fixed, in_groups, main
 from torch import Tensor, nn
 
 from hullo import AffineHull, LinearHull
@@ -28,15 +28,13 @@ RATES = (0.005, 0.02, 0.08)
 HULL = partial(AffineHull, "identity", "relu", "tanh", init="relu")
 STILL = "not trained on"
 CANDIDATES = {
-    "relu": Candidate(lambda width: nn.ReLU()),
-    "frozen hull": Candidate(lambda width: HULL().requires_grad_(False)),
-    STILL: Candidate(lambda width: nn.ReLU(), is_learned=True),
-    "prelu from relu": Candidate(lambda width: nn.PReLU(init=0.0), is_learned=True),
-    "control": Candidate(lambda width: LinearHull("constant", "relu", init="relu"), is_learned=True),
-    "affine from relu": Candidate(lambda width: HULL(), is_learned=True),
-    "affine from relu, rate x10": Candidate(lambda width: HULL(), 10.0, is_learned=True),
-    "affine from relu, rate x30": Candidate(lambda width: HULL(), 30.0, is_learned=True),
-    "affine from relu per channel": Candidate(lambda width: HULL(groups=width, channel_dim=1), is_learned=True),
+    **fixed("relu"),
+    "frozen hull": Candidate(lambda width: HULL().requires_grad_(False), is_fixed=True),
+    STILL: Candidate(lambda width: nn.ReLU()),
+    "prelu from relu": Candidate(lambda width: nn.PReLU(init=0.0)),
+    "control": Candidate(lambda width: LinearHull("constant", "relu", init="relu")),
+    **at_rates("affine from relu", lambda width: HULL(), 10, 30),
+    "affine from relu per channel": Candidate(lambda width: HULL(groups=width, channel_dim=1)),
 }
 States = Mapping[int, Mapping[str, Tensor]]
 """Weights by seed."""

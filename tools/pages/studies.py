@@ -38,7 +38,7 @@ def study_part(path: Path) -> str:
 def changes_part(path: Path) -> str:
     """Return the changes of every candidate of a study against each fixed one, and against the plain hull."""
     tests, candidates = read_tests(path)
-    bases = [name for name in candidates if not candidates[name].is_learned or name == "hull"]
+    bases = [name for name in candidates if candidates[name].is_fixed or name == "hull"]
     lines = [
         [name, *("" if name == base else spell_change(own, tests[base]) for base in bases)]
         for name, own in sorted(tests.items())
