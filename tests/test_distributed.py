@@ -29,7 +29,8 @@ def model(parametrization: str) -> nn.Sequential:
     start = (
         [[0.0, 1.0, 0.0], [0.5, 0.5, 0.0]] if parametrization == "projection" else None
     )  # on the boundary of the simplex
-    act = hull("identity", "relu", "tanh", groups=2, parametrization=parametrization, init=start)
+    options = {"groups": 2, "parametrization": parametrization, "init": start}
+    act = hull("identity", "relu", "tanh", inner_scale="base" if parametrization == "free" else None, **options)
     return nn.Sequential(nn.Linear(4, 6), act, nn.Linear(6, 1))
 
 
@@ -92,6 +93,8 @@ def keep_parts(rank: int, folder: str) -> None:
         torch.testing.assert_close(hull.coefficients, alone[1].coefficients, rtol=1e-4, atol=1e-5)
         hull.reset_parameters()
         assert torch.equal(hull.coefficients, model(parametrization)[1].coefficients)
+    assert torch.equal(hull.inner_scale.full_tensor(), torch.ones(2, 3))
+    hull.inner_scale = None  # which `identify` does not support
     hull.coefficients = [[0.25, 0.75, 0.0], [0.0, 1.0, 0.0]]
     assert hullo.identify(hull) == [hullo.get_base("leaky_relu(0.25)"), hullo.get_base("relu")]
 

@@ -160,6 +160,8 @@ def test_unsupported_models_are_rejected():
     plain = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
     with pytest.raises(ValueError, match="no activation of the model can be replaced"):
         hullo.keras.replace_activations(plain)
+    with pytest.raises(TypeError, match="got a AffineHull: give a Keras model"):
+        hullo.keras.summary(hullo.AffineHull("relu"))
     with pytest.raises(ValueError, match="no hulls to fold"):
         hullo.keras.fold(plain)
     with pytest.raises(ValueError, match="not built"):

@@ -175,6 +175,11 @@ class TestRefusals:
             hullo.AffineHull(*TRIO, groups=groups)
         assert f"groups={groups!r}" in str(refusal.value)
 
+    @pytest.mark.parametrize("channel_dim", ["channels_last", 1.0, None, True])
+    def test_invalid_channel_dim_is_rejected(self, channel_dim: Any) -> None:
+        with pytest.raises(TypeError, match=r"channel_dim=.*: give the index of the dimension"):
+            hullo.AffineHull(*TRIO, channel_dim=channel_dim)
+
     @pytest.mark.parametrize("dtype", ["float32", torch.int64, torch.complex64, float])
     def test_invalid_dtype_is_rejected(self, dtype: Any) -> None:
         with pytest.raises(TypeError, match=r"need a floating-point torch\.dtype such as torch\.float32") as refusal:

@@ -82,10 +82,12 @@ class Hull(nn.Module):
         if not hasattr(self, "kind"):
             names = ", ".join(cls.__name__ for cls in HULLS.values())
             raise TypeError(f"Hull is the base class of the hulls; make one of {names}")
-        if not isinstance(groups, int) or isinstance(groups, bool) or groups < 1:
+        if type(groups) is not int or groups < 1:
             raise ValueError(
                 f"groups={groups!r}: give 1 for one activation per layer, or the number of groups of channels"
             )
+        if type(channel_dim) is not int:
+            raise TypeError(f"channel_dim={channel_dim!r}: give the index of the dimension that holds the channels")
         dtype = torch.get_default_dtype() if dtype is None else dtype
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
             raise TypeError(f"dtype={dtype!r}: coefficients need a floating-point torch.dtype such as torch.float32")
@@ -138,8 +140,7 @@ class Hull(nn.Module):
         """Reset coefficients and scales to their initial values, also after `to_empty`."""
         self.coefficients = self.init
         if self.inner_scale is not None:
-            with torch.no_grad():
-                self.inner_scale.copy_(self.inner_scale.new_tensor(self.initial_scales))
+            _assign(self.inner_scale, self.initial_scales)
 
     @property
     def coefficients(self) -> Tensor:
@@ -153,10 +154,7 @@ class Hull(nn.Module):
 
     @coefficients.setter
     def coefficients(self, value: Init) -> None:
-        numbers = self._raw_values(self._validate(value))
-        raw = torch.tensor(numbers, device=self.raw.device, dtype=self.raw.dtype)
-        with torch.no_grad():
-            self.raw.copy_(shard_like(raw, self.raw))
+        _assign(self.raw, self._raw_values(self._validate(value)))
 
     @property
     def raw(self) -> nn.Parameter:
@@ -262,6 +260,13 @@ class Hull(nn.Module):
             shown = ", ".join(f"{value:.3g}" for value in scales[0]) if scales else repr(kind)
             parts.append(f"inner_scale={f'[{shown}]' if scales and kind == 'base' else shown}")
         return ", ".join(parts)
+
+
+@torch.no_grad()
+def _assign(parameter: Tensor, numbers: list[Any]) -> None:
+    """Set a parameter, which may be sharded, to numbers: all of its values, or one row for all groups."""
+    values = torch.tensor(numbers, device=parameter.device, dtype=parameter.dtype).expand(parameter.shape)
+    parameter.copy_(shard_like(values, parameter))
 
 
 def _flatten(bases: tuple[str | Base | Iterable[str | Base], ...]) -> Iterable[str | Base]:

@@ -250,7 +250,9 @@ def _parse(spelling: str) -> Base:
     name = match[1] if match else spelling
     name = name if name in _families else _known_name(name)
     if name not in _families or not match:
-        raise ValueError(f"unknown base function {spelling!r}{_guess(name)}; hullo.list_bases() lists all")
+        raise ValueError(
+            f"unknown base function {spelling!r}{_guess(name)}; hullo.list_bases() lists all, hullo.add_base adds one"
+        )
     defaults = _families[name].parameters
     written = [part.rpartition("=") for part in match[2].split(",")] if match[2] else []
     try:

@@ -42,7 +42,7 @@ class Hull(keras.layers.Layer):  # type: ignore[misc]
         if more or isinstance(bases, str) or not isinstance(bases, Iterable):
             given = (bases, *more) if more else bases
             raise TypeError(f"bases={given!r}: give a list, as in bases=['identity', 'relu', 'tanh']")
-        if not isinstance(axis, int) or isinstance(axis, bool):
+        if type(axis) is not int:
             raise ValueError(f"axis={axis!r}: give the index of the axis that holds the channels")
         if not (isinstance(lr_scale, (int, float)) and 0 < lr_scale < float("inf")):
             raise ValueError(f"lr_scale={lr_scale!r}: give a positive number; trainable=False freezes the coefficients")

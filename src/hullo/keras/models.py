@@ -120,6 +120,8 @@ def summary(model: keras.Model) -> str:
         >>> print(hullo.keras.summary(keras.Sequential([keras.Input((4,)), act])))
         act  affine(identity,relu)  0.5 0.5
     """
+    if not isinstance(model, keras.layers.Layer):
+        raise TypeError(f"got a {type(model).__name__}: give a Keras model; hullo.summary lists the hulls of PyTorch's")
     rows = []
     for where, layer in named_hulls(model):
         columns = zip(*map(without_rounding, np.atleast_2d(to_numpy(layer.coefficients)).tolist()), strict=True)
