@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -39,10 +40,19 @@ def shuffle(network: nn.Module, x: Tensor) -> Tensor:
     return x[torch.randperm(len(x))]
 
 
+def pack(network: nn.Module, x: Tensor) -> Tensor:
+    packed = nn.utils.rnn.pack_padded_sequence(network.linear(x)[None], [len(x)], batch_first=True)
+    return network.recurrent(packed)[1]
+
+
+def derive(network: nn.Module, x: Tensor) -> Tensor:
+    return torch.autograd.grad(network.act(network.linear(x.requires_grad_())).sum(), x, create_graph=True)[0]
+
+
 class Calling(nn.Module):
     def __init__(self, function: Callable[[nn.Module, Tensor], Tensor]) -> None:
         super().__init__()
-        self.linear, self.function = nn.Linear(5, 5), function
+        self.linear, self.recurrent, self.act, self.function = nn.Linear(5, 5), nn.GRU(5, 5), nn.Tanh(), function
 
     def forward(self, x: Tensor) -> Tensor:
         return self.function(self, x)
@@ -59,6 +69,8 @@ class Calling(nn.Module):
             marks=pytest.mark.skipif(torch.__version__ < (2, 13), reason="older tracers fail without the line"),
         ),
         (lambda network, x: network.linear(x.data), (".data", ".detach()")),
+        (pack, ("packed", "return network.recurrent(packed)")),
+        (derive, ("derivatives", "torch.autograd.grad(network.act")),
         (lambda network, x: torch.vmap(torch.dot)(network.linear(x), x), ("torch.vmap", "self.function(self, x)")),
     ],
 )
@@ -66,6 +78,66 @@ def test_unsupported_operation_is_rejected_with_its_line(function: Any, words: t
     with pytest.raises(LoweringError) as caught:
         Population([Calling(function), Calling(function)])(torch.randn(2, 4, 5))
     assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_a_shape_that_depends_on_values_is_refused() -> None:
+    networks = [Calling(lambda network, x: network.linear(x)[torch.where(x[:, 0] > 0)]) for _ in range(2)]
+    x = torch.ones(2, 4, 5)
+    x[1, :2] = -1
+    with pytest.raises(
+        LoweringError, match=r"shape of its result depends on values: \(4,\), \(2,\).*torch\.where\(mask"
+    ):
+        Population(networks)(x)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated:FutureWarning")
+def test_tensors_that_were_computed_before_are_refused() -> None:
+    network = nn.Sequential(nn.Linear(5, 5), nn.utils.weight_norm(nn.Linear(5, 5)))
+    with pytest.raises(ValueError, match=r"weight of module '1' of member 0.*parametrizations\.weight_norm"):
+        Population([network])
+    with pytest.raises(TypeError, match=r"a function that returns one; got 3"):
+        Population(lambda: 3, seeds=range(2))  # type: ignore[arg-type, return-value]
+
+
+class Unregistered(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(5, 5)
+        self.layers = [nn.Linear(5, 5)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers[0](super().forward(x))  # type: ignore[no-any-return]
+
+
+def test_layers_that_are_not_registered_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"layers is .*not registered: use nn\.ModuleList"):
+        Population([Unregistered(), Unregistered()])(torch.randn(4, 5), in_dims=None)
+
+
+class Momentum(nn.Module):
+    """Let a second network follow the first."""
+
+    def __init__(self, act: nn.Module) -> None:
+        super().__init__()
+        self.one = nn.Sequential(nn.Linear(5, 5), act)
+        self.other = copy.deepcopy(self.one).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            for own, average in zip(self.one.parameters(), self.other.parameters(), strict=True):
+                average.mul_(0.9).add_(own, alpha=0.1)
+        return self.one(x), self.other(x)
+
+
+def test_averages_of_parameters_leave_none_of_an_activation_out() -> None:
+    x, networks = torch.randn(4, 5), [Momentum(nn.ReLU()), Momentum(nn.Tanh())]
+    population = Population(networks)
+    with torch.no_grad():
+        networks[1].one[0].bias.add_(1.0)
+        population.stacked.get_parameter("one.0.bias")[1] += 1.0
+    for _ in range(2):
+        torch.testing.assert_close([y[1] for y in population(x, in_dims=None)], list(networks[1](x)))
+    with pytest.raises(LoweringError, match=r"one\.1\.weight, a parameter of an activation"):
+        Population([Momentum(nn.ReLU()), Momentum(nn.PReLU())])(x, in_dims=None)
 
 
 def test_activations_of_complex_numbers_are_those_of_members_alone() -> None:

@@ -259,6 +259,21 @@ class Structured(nn.Module):
         return Output(F.linear(y, self.tied.weight.t()) / self.scale.exp(), [y, self.scale * 1], 3)
 
 
+@brought(4, 5)
+class Literals(nn.Linear):
+    """Tensors that forward makes of numbers, and writes to."""
+
+    def __init__(self) -> None:
+        super().__init__(5, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, factor = torch.tensor([i for i in range(4) for _ in range(i)]), torch.tensor([1.0, 2.0]).to(x)
+        factor[0] = 3.0
+        before = factor.clone()
+        factor *= x.new_tensor(2.0)
+        return super().forward(x)[:, rows].unflatten(1, (3, 2)) * factor + before
+
+
 @brought(4, 6)
 class Complex(nn.Module):
     def __init__(self) -> None:
@@ -361,6 +376,19 @@ def test_any_batch_size_and_keyword_arguments_are_supported() -> None:
         assert_close(actual, torch.stack([m(x[k], weight=weight[k], power=size) for k, m in enumerate(members)]))
     for k, member in enumerate(members):
         assert_equal_states(population[k], member)
+
+
+def test_layers_of_transformers_may_differ_in_their_rates() -> None:
+    layers = [nn.TransformerDecoderLayer(8, 2, 16, dropout=rate, batch_first=True) for rate in (0.1, 0.3, 0.0001)]
+    report = Population(layers).check(torch.randn(4, 5, 8), torch.randn(4, 3, 8), in_dims=None)
+    assert report.members == [0, 1, 2]
+
+
+def test_a_compiled_network_is_the_network_inside() -> None:
+    network, x = nn.Linear(3, 2), torch.randn(4, 3)
+    population = Population([torch.compile(network)])
+    assert type(population[0]) is nn.Linear
+    torch.testing.assert_close(population(x, in_dims=None)[0], network(x))
 
 
 def test_input_derivatives_match_the_members() -> None:

@@ -183,6 +183,13 @@ def _check_values(members: Sequence[nn.Module]) -> None:
                 raise ValueError(
                     f"members {owner[0]} and {k} share {owner[1]}; make a network per member, or copy.deepcopy one"
                 )
+        for path, module in member.named_modules():
+            for name, value in vars(module).items():
+                if isinstance(value, Tensor) and not value.is_leaf:
+                    raise ValueError(
+                        f"{name} of {_name(path)} of member {k} was computed from other tensors and cannot be copied; "
+                        "detach it; weight norms are in torch.nn.utils.parametrizations.weight_norm"
+                    )
 
 
 def tensors_of(member: nn.Module, sites: Sequence[ActivationSite]) -> dict[str, Tensor]:

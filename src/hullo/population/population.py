@@ -93,7 +93,9 @@ class Population(nn.Module):
             is_network = isinstance(members, nn.Module) and not isinstance(members, (nn.ModuleList, Population))
             networks = list(members) if isinstance(members, Iterable) and not is_network else []
         if not networks or not all(isinstance(item, nn.Module) for item in networks):
-            raise TypeError(f"members must be a list of networks, or a function that returns one; got {members!r:.100}")
+            given = next((item for item in networks if not isinstance(item, nn.Module)), members)
+            raise TypeError(f"members must be a list of networks, or a function that returns one; got {given!r:.100}")
+        networks = [getattr(network, "_orig_mod", network) for network in networks]  # of torch.compile
         seeds = _read_seeds(range(len(networks)) if seeds is None else seeds)
         if len(seeds) != len(networks):
             raise ValueError(f"{len(networks)} members need as many seeds, got {len(seeds)}")

@@ -181,8 +181,9 @@ def _call_of(module: nn.Module) -> Activation | None:
 
 
 def _is_activation(module: nn.Module) -> bool:
-    """Return whether a module is a hull or one of PyTorch's activation modules."""
-    return isinstance(module, Hull) or type(module).__module__ == "torch.nn.modules.activation"
+    """Return whether a module is a hull or one of PyTorch's activation modules, among which attention is defined."""
+    is_native = type(module).__module__ == "torch.nn.modules.activation" and type(module) is not nn.MultiheadAttention
+    return isinstance(module, Hull) or is_native
 
 
 def read_site(path: str, modules: Sequence[nn.Module], are_alike: bool) -> ActivationSite | None:

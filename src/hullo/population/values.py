@@ -203,14 +203,19 @@ def call_looped(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[
     for k in range(members):
         own_args, own_kwargs = map_values(lambda value, k=k: value.select(k), (tuple(args), kwargs))  # type: ignore[misc]
         results.append(function(*own_args, **own_kwargs))
-    return wrap(
-        pytree.tree_map(lambda *items: torch.stack(items) if isinstance(items[0], Tensor) else _one(items), *results), 0
-    )
+    return wrap(pytree.tree_map(lambda *items: _merge(items), *results), 0)
 
 
-def _one(items: Sequence[Any]) -> Any:
-    """Return the one item that all members have, which is no tensor."""
+def _merge(items: Sequence[Any]) -> Any:
+    """Return the members' tensors as one, or the one item that all members have, which is no tensor."""
     first = items[0]
+    if isinstance(first, Tensor):
+        if len(shapes := {tuple(item.shape): None for item in items}) > 1:
+            raise ValueError(
+                f"the shape of its result depends on values: {', '.join(map(str, shapes))}; compute with masks, as in "
+                "torch.where(mask, x, 0), instead of indices"
+            )
+        return torch.stack(list(items))
     if any(item != first and not (item != item and first != first) for item in items[1:]):  # NaN differs from itself
         raise ValueError(
             f"the result is a number that differs between members, {first} and others; compute with tensors instead of "

@@ -140,6 +140,10 @@ def _explain(network: nn.Module, error: Exception) -> str:
         reason = "its control flow depends on the values of tensors"
     elif "fake tensor in the exported program constant" in text:
         reason = "it reads .data of a tensor, or a tensor that an earlier call has stored; use .detach(), and no_grad()"
+    elif "functorch" in text or "no autograd formula" in text:
+        reason = "it computes derivatives; call torch.autograd.grad(population(x).sum(), x, create_graph=True) instead"
+    elif any(frame.filename.endswith(f"{os.sep}rnn.py") for frame in traceback.extract_tb(error.__traceback__)):
+        reason = "a recurrent layer gets a packed sequence; pad it, and use a mask"
     return (
         f"cannot trace {type(network).__name__}: {reason}; a population needs networks that perform the same "
         "operations for every input of one shape, and return tensors, perhaps in containers"

@@ -57,6 +57,8 @@ class Rewriter:
         for node in list(graph.nodes):
             target = _written(node)
             node.args, node.kwargs = fx.node.map_arg((node.args, node.kwargs), partial(self._read, node))
+            if node.target is aten.lift_fresh_copy.default:  # what torch.tensor makes anew in every call
+                self._memories.pop(_storage(node), None)
             if (memory := self._memory(node)) is not None:
                 self._versions[node] = memory.version
             if node.target in RUNNING and node.args[5]:

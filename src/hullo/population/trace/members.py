@@ -68,16 +68,22 @@ def read_members(
         args, kwargs = pytree.tree_unflatten(cloned, spec)
         return args, kwargs
 
-    graphs = {}
-    for kind in dict.fromkeys(kinds):
-        k = kinds.index(kind)
+    def read(k: int) -> Graph:
+        """Return the graph of member k."""
         autocast = torch.autocast(device.type, enabled=False)
         grad_mode = torch.set_grad_enabled(torch.is_grad_enabled())
         with torch.inference_mode(False), grad_mode, autocast, without_saved_tensor_hooks():
             with fork_rng():
                 assigned = call_once(member(k), *copy_arguments())
-            graphs[kind] = read_graph(member(k), sites, assigned, *copy_arguments())
-    return graphs[kinds[0]] if len(graphs) == 1 else _merge(graphs, kinds, device)
+            return read_graph(member(k), sites, assigned, *copy_arguments())
+
+    graphs = {kind: read(kinds.index(kind)) for kind in dict.fromkeys(kinds)}
+    first = graphs[kinds[0]]
+    written = {name for kind, name in (first.inputs[node.name] for node in first.changed) if kind == "tensor"}
+    if not written.isdisjoint(dict(member(0).named_parameters())):  # perhaps in other members those of activations, too
+        for k in {tuple(site.activations[k].parameter for site in sites): k for k in range(len(kinds))}.values():
+            read(k)
+    return first if len(graphs) == 1 else _merge(graphs, kinds, device)
 
 
 def _merge(graphs: Mapping[Kind, Graph], kinds: Sequence[Kind], device: torch.device) -> Graph:
@@ -91,11 +97,13 @@ def _merge(graphs: Mapping[Kind, Graph], kinds: Sequence[Kind], device: torch.de
         ]
         for kind, (text, _) in zip(graphs, described, strict=True):
             if text != described[0][0]:
+                differ = f"members 0 and {kinds.index(kind)} differ in {kind[0] or kinds[0][0]}"
+                if nodes[0] is not None and first.inputs.get(nodes[0].name, ("",))[0] == "constant":
+                    raise ValueError(f"{differ}, which is not registered: use nn.ModuleList, parameters and buffers")
                 where = at_source(next(node for node in nodes if node is not None))
                 raise ValueError(
-                    f"members 0 and {kinds.index(kind)} differ in {kind[0] or kinds[0][0]}, which changes more than a "
-                    f"rate of dropout or a factor{where}; give networks of one architecture (a rate of zero may skip "
-                    "operations: give a small one instead)"
+                    f"{differ}, which changes more than a rate of dropout or a factor{where}; give networks of one "
+                    "architecture (a rate of zero may skip operations: give a small one instead)"
                 )
         numbers = {kind: own for kind, (_, own) in zip(graphs, described, strict=True)}
         for position in numbers[kinds[0]]:
