@@ -405,7 +405,7 @@ class Population(nn.Module):
         if program is None:
             graph = self._read_graph(leaves, spec)
             program = Program(graph, self.activations)
-            self._changed |= {self._aliases[name] for name in program.mutated}
+            self._changed |= {self._aliases[name] for name in graph.written}
             self._versions = None
             if len(self._programs) == MAX_PROGRAMS:
                 del self._programs[next(iter(self._programs))]

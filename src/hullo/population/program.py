@@ -62,8 +62,6 @@ class Program:
         self.lowering: dict[fx.Node, str] = dict.fromkeys(counts, "own")
         self.dtypes: dict[Any, torch.dtype] = {}  # of results under autocast
         self.last_uses = self._find_last_uses()
-        written = [graph.inputs.get(node.name, ("", "")) for node in graph.changed]
-        self.mutated = {name for kind, name in written if kind == "tensor"}
 
     def run(
         self,

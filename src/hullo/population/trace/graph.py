@@ -69,6 +69,12 @@ class Graph:
     changed: Collection[fx.Node]
     rates: Mapping[fx.Node, Mapping[int, Tensor]] = field(default_factory=dict)
 
+    @property
+    def written(self) -> set[str]:
+        """Return the names of the parameters and buffers that are written."""
+        sources = [self.inputs.get(node.name, ("", "")) for node in self.changed]
+        return {name for kind, name in sources if kind == "tensor"}
+
 
 def read_graph(
     network: nn.Module,
