@@ -145,7 +145,8 @@ class Study:
         train: trains runs.
         about: what else a record tells: the machine, the versions, and the arguments of the study.
         at_once: the largest number of runs to train together: a part, whose records are written together.
-        end: do not start a part that would end later, in time.monotonic(), if runs take as long as the slowest so far.
+        end: do not start a part that would end later, in time.monotonic(), if its runs take as long as the slowest of
+            the same candidate so far, or of all if it has none.
     """
 
     def __init__(
@@ -167,9 +168,15 @@ class Study:
         missing = [run for run in runs if run not in self.done]
         for start in range(0, len(missing), self.at_once):
             part = missing[start : start + self.at_once]
-            slowest = max((scores["seconds"] for scores in self.done.values()), default=0.0)
-            if time.monotonic() + len(part) * slowest > self.end:
-                raise OutOfTime(f"{len(missing) - start} of {len(runs)} runs are left here; the same command goes on")
+            took: dict[str, float] = {}
+            for run, scores in self.done.items():
+                took[run.candidate] = max(took.get(run.candidate, 0.0), scores["seconds"])
+            seconds = sum(took.get(run.candidate, max(took.values(), default=0.0)) for run in part)
+            if time.monotonic() + seconds > self.end:
+                raise OutOfTime(
+                    f"{len(missing) - start} of {len(runs)} runs are left here, and the next {len(part)} would take "
+                    f"{seconds / 60:.1f} minutes; the same command goes on"
+                )
             new = dict(zip(part, self.train(part), strict=True))
             self._write(new)
             self.done |= new
