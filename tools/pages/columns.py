@@ -11,7 +11,7 @@ from hullo.lab.analysis.experiments import Experiment
 from hullo.lab.analysis.finding import compare_best
 from hullo.lab.analysis.inference import Comparison, compare
 from hullo.lab.analysis.readings import BEST, CHOSEN, LAST, LAST10
-from hullo.lab.analysis.statistics import ALPHA, Interval, paired, pooled_deviation
+from hullo.lab.analysis.statistics import Interval, paired, pooled_deviation
 from hullo.lab.analysis.tables.format import provenance
 from hullo.lab.analysis.tables.markdown import escape, grid, overview_table, section
 from hullo.lab.spec.records import Record
@@ -47,7 +47,7 @@ def gains_table(experiments: Sequence[Experiment], *, brief: bool = False) -> st
             escape(e.setting.network),
             escape(e.setting.data) + (f",<br>{e.part[0]:,} images" if e.part else ""),
             *(f"{escape(row)}<br>{_unbroken(e.cells[row].accuracy, '.1f')}" for row in (found.other, found.row)),
-            _unbroken(found.interval, "+.1f") + _undecided(found),
+            _gain(found),
             _name_pair(over_fixed, found.row) if over_fixed else "",
             f"{e.time},<br>{e.seeds},<br>{e.reading.short}",
         ]
@@ -68,13 +68,11 @@ def gains_table(experiments: Sequence[Experiment], *, brief: bool = False) -> st
 def _name_pair(found: Comparison, hull: str) -> str:
     """Return a gain with the other activation, and with its hull if that is not the one of the line."""
     pair = f"over {found.other}" if found.row == hull else f"{found.row} over {found.other}"
-    return f"{escape(pair)}<br>{_unbroken(found.interval, '+.1f')}{_undecided(found)}"
+    return f"{escape(pair)}<br>{_gain(found)}"
 
 
-def _undecided(found: Comparison) -> str:
-    """Return the end of a cell: that a gain is undecided, and the fresh seeds that would decide it."""
-    needed = found.seeds_needed()
-    return "" if found.p <= ALPHA else f"<br>undecided{f': {needed} seeds' if needed else ''}"
+def _gain(found: Comparison) -> str:
+    return "<br>".join(filter(None, [_unbroken(found.interval, "+.1f"), found.undecided]))
 
 
 def _unbroken(interval: Interval, form: str) -> str:

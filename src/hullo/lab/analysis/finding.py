@@ -86,12 +86,6 @@ def compare_best(experiments: Sequence[Experiment]) -> Best:
     return Best(hulls, others, best, varied, found)
 
 
-def gain(experiment: Experiment) -> Interval | None:
-    """Return how much the best hull gains over the best other activation, in points; None if that is unknown."""
-    found = compare_best([experiment]).found
-    return found.interval if found else None
-
-
 def headline(main: Mapping[str, Experiment], experiments: Sequence[Experiment], paths: Sequence[Path]) -> str:
     """Return what the main experiments, by title, show: what `hullo compare` found, and a sentence for all others."""
     stated = stated_findings(paths)

@@ -53,6 +53,12 @@ class Comparison:
         values = list(self.differences.values())
         return 1.0 if are_alike(values) else p_value(values)
 
+    @property
+    def undecided(self) -> str:
+        """Return that a difference is undecided, with the seeds that would decide it; an empty string if it is not."""
+        needed = self.seeds_needed()
+        return "" if self.p <= ALPHA else f"undecided{f': {needed} seeds' if needed else ''}"
+
     def seeds_needed(self, alpha: float = ALPHA, power: float = POWER) -> int | None:
         """Return the number of confirming seeds that would show the mean difference seen, if it is the true one.
 

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -98,7 +98,8 @@ class Record:
 
     def line(self) -> bytes:
         """Return the record as one line of JSON."""
-        values = {"version": VERSION, "id": self.spec.id, **asdict(self), "spec": self.spec.to_dict()}
+        named = {"spec": self.spec.to_dict(), "environment": vars(self.environment)}
+        values = {"version": VERSION, "id": self.spec.id, **vars(self), **named}
         hidden = (*([] if self.layers else ["layers"]), *(_OF_METRIC if self.metric == ACCURACY else []))
         shown = {name: value for name, value in values.items() if name not in hidden}
         return json.dumps(shown, allow_nan=False, separators=(",", ":")).encode() + b"\n"

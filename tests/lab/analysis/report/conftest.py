@@ -36,8 +36,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Window:
     """A page of the browser that notes what goes wrong on it, and every address that it asks for."""
 
-    def __init__(self, browser: Any, width: int = 1280, **options: Any) -> None:
-        self.context = browser.new_context(viewport={"width": width, "height": 900}, **options)
+    def __init__(self, browser: Any, **options: Any) -> None:
+        self.context = browser.new_context(**options)
         self.page = self.context.new_page()
         self.page.set_default_timeout(5000)
         self.noted: list[str] = []
@@ -46,9 +46,10 @@ class Window:
         self.page.on("pageerror", lambda error: self.noted.append(f"error: {error}"))
         self.page.on("request", lambda request: self.asked.add(request.url.partition("#")[0]))
 
-    def open(self, path: Path, fragment: str) -> Any:
+    def open(self, path: Path, fragment: str, width: int) -> Any:
         """Open a file anew, and forget what was on the page before."""
         self.page.goto("about:blank")
+        self.page.set_viewport_size({"width": width, "height": 900})
         self.noted.clear()
         self.asked.clear()
         self.page.goto(f"{path.as_uri()}{fragment}")
@@ -66,10 +67,10 @@ def visit(browser: Any, shared_window: Window) -> Iterator[Visit]:
     """Open a page at a fragment: in the shared window, or in one of its own if that is taken or has other options."""
     visits: dict[Window, Path] = {}
 
-    def open_page(path: Path, fragment: str = "", **options: Any) -> Any:
+    def open_page(path: Path, fragment: str = "", width: int = 1280, **options: Any) -> Any:
         window = Window(browser, **options) if options or shared_window in visits else shared_window
         visits[window] = path
-        return window.open(path, fragment)
+        return window.open(path, fragment, width)
 
     yield open_page
     for window, path in visits.items():

@@ -34,6 +34,7 @@ def test_one_experiment_says_what_the_best_hull_gains_over_all_others(tmp_path: 
     document = found(tmp_path, runs(COLUMNS[3], {"relu": [70, 71, 72], "prelu": [79, 81, 80], HULL: [84, 87, 85.9]}))
     gain = Interval.of([87 - 81, 85.9 - 80])  # seed 0 chooses prelu
     assert document["columns"][0]["gain"] == pytest.approx([gain.mean, gain.half], rel=1e-4)
+    assert document["columns"][0]["undecided"] == ""
     said = document["finding"]
     assert said.startswith(
         f"KerasNet on CIFAR-10: {HULL} gains {gain.spell()} points over prelu on seeds 1 and 2; seed 0"

@@ -6,16 +6,19 @@ import csv
 import io
 from dataclasses import replace
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 import torch
-from browsing import column, wait_until
+from browsing import MINUS, column, wait_until
 from report_records import RECORDS, make_records, write_report
 
 import hullo
 from hullo.lab.analysis.experiments import experiments
+from hullo.lab.analysis.power import seeds_needed
+from hullo.lab.analysis.statistics import t_quantile
 from hullo.lab.spec.paper import COLUMNS, ROWS
 
 HULL = "affine(identity,relu,tanh)"
@@ -38,6 +41,28 @@ def test_the_first_screen_has_the_finding_and_a_dot_plot_of_the_records(visit: A
     assert scale > 10
     for row, x in drawn.items():
         assert x - start == pytest.approx((reached[row] - least) * scale, abs=0.1)
+
+
+def test_above_each_plot_is_what_the_best_hull_gains_and_whether_that_is_decided(visit: Any, tmp_path: Path) -> None:
+    reached = {"relu": [80.0, 80.0, 80.0, 80.0], "affine(identity,relu)": [82.0, 82.1, 82.2, 82.1]}
+    unsure = {"relu": [80.0, 80.0, 80.0, 80.0], "affine(identity,relu)": [80.5, 79.0, 79.5, 80.0]}
+    records = [
+        replace(record, test_accuracy=[scores[record.spec.activation][record.spec.seed]])
+        for column, scores in ((COLUMNS[0], reached), (COLUMNS[1], unsure))
+        for record in make_records([column], [*scores], seeds=4, epochs=1)
+    ]
+    page = visit(write_report(tmp_path, records))
+    needed = seeds_needed(-0.25, stdev([0.5, -1.0, -0.5, 0.0]))
+    half = t_quantile(3) * stdev([0.5, -1.0, -0.5, 0.0]) / 2
+    assert column_texts(page) == [
+        f"hulls +2.10 ± {t_quantile(3) * stdev([2.0, 2.1, 2.2, 2.1]) / 2:.2f}",
+        f"hulls {MINUS}0.25 ± {half:.2f}",
+        f"undecided: {needed} seeds",
+    ]
+
+
+def column_texts(page: Any) -> list[str]:
+    return [text for text in column(page, "#table .dots .fine") if text.startswith(("hulls", "undecided"))]
 
 
 def test_all_runs_of_two_similar_activations_are_in_the_dot_plot(visit: Any, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from pathlib import Path
@@ -37,10 +38,12 @@ def test_bases_without_a_formula_or_unknown_are_left_out(monkeypatch: pytest.Mon
 
 def test_values_and_slopes_of_every_base_agree(page: Any) -> None:
     points = torch.tensor([*torch.linspace(-12, 12, 1003).tolist(), -1e6, -40.0, 40.0, 1e6], dtype=torch.float64)
-    found = page.evaluate(
-        "points => Object.fromEntries(Object.entries(BASES).map(([name, base]) => "
-        "[name, points.map((x) => [base.value(x), slopeOf(name, x)])]))",
-        points.tolist(),
+    found = json.loads(
+        page.evaluate(
+            "points => JSON.stringify(Object.fromEntries(Object.entries(BASES).map(([name, base]) => "
+            "[name, points.map((x) => [base.value(x), slopeOf(name, x)])])))",
+            points.tolist(),
+        )
     )
     expected = {item.name: item for item in known_bases(OTHERS)}
     assert found.keys() == expected.keys()

@@ -11,7 +11,7 @@ from typing import Any
 
 import hullo
 from hullo.lab.analysis.experiments import REFERENCE, Cell, Experiment, experiments, rows_of
-from hullo.lab.analysis.finding import gain, headline
+from hullo.lab.analysis.finding import compare_best, headline
 from hullo.lab.analysis.names import activation_label, layer_names, main_experiments, setting_labels, titles
 from hullo.lab.analysis.readings import READINGS, Reading
 from hullo.lab.analysis.sources import read_records, record_files
@@ -94,13 +94,15 @@ def _holds_records(path: Path) -> bool:
 def _column(experiment: Experiment, environments: Sequence[Environment]) -> dict[str, Any]:
     reference = experiment.published.get(REFERENCE)
     found = experiment.by_reading
+    best = None if experiment.is_compared else compare_best([experiment]).found
     return {
         "about": f"{experiment.images} {experiment.records[0].metric}, {experiment.time}, {experiment.seeds}",
         "metric": experiment.records[0].metric,
         "compared": experiment.is_compared,
         "lower": experiment.records[0].lower_is_better,
         "unit": experiment.unit,
-        "gain": None if experiment.is_compared else _interval(gain(experiment)),
+        "gain": _interval(best.interval) if best else None,
+        "undecided": best.undecided if best else "",
         "layers": _layers(experiment),
         "epochs": experiment.setting.epochs,
         "remarks": experiment.remarks,

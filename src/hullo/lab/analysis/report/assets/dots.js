@@ -36,7 +36,7 @@ function dotPlot(columns, names, labels, room, across) {
   const heads = columns.map((column) => [
     ...brokenName(column.title, across / 8.2).map((text) => [text, "head"]),
     ...brokenName(column.settings.join(", "), across / 6.6).map((text) => [text, "fine"]),
-    [gainText(column), "fine"],
+    ...(gainText(column) ? [[gainText(column), "fine"], [column.undecided, "fine"]] : []),
   ].filter(([text]) => text));
   const tops = [16 + 15 * Math.max(...heads.map((lines) => lines.length))];
   for (const lines of labels) tops.push(tops.at(-1) + Math.max(ROW_HEIGHT, 9 + 14 * lines.length));

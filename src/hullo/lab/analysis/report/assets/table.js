@@ -116,7 +116,8 @@ function gainNote() {
   if (!shownColumns().some(gainText)) return "";
   return (
     `Hulls: how much better the best hull is than the best other activation${shownColumns().every(({unit}) => unit) ? ", in points" : ""}, ` +
-    "each chosen on some seeds and compared on others, under the fairest reading of the experiment."
+    "each chosen on some seeds and compared on others, under the fairest reading of the experiment. Gains that are undecided, each alone, name " +
+    "the seeds that would show what was seen with a probability of 80 %."
   );
 }
 
