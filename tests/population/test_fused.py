@@ -169,6 +169,21 @@ def test_parameters_that_left_the_optimizer_are_not_forgotten(moves: bool, fused
         optimizer.step()
 
 
+@pytest.mark.parametrize("shape", [(65, 3), (4, 5)])
+def test_a_first_layer_that_no_program_holds_reads_images(
+    shape: tuple[int, int], fused: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hullo.population.kernels import input_conv
+
+    fused(True)
+    monkeypatch.setattr(input_conv, "convolve", None)
+    networks = [nn.Sequential(nn.Conv2d(3, *shape), nn.ReLU()) for _ in ACTIVATIONS]
+    batch = batches()[0]
+    found, images = Population(networks).to(DEVICE)(batch), batch.tensor()
+    for k, network in enumerate(networks):
+        torch.testing.assert_close(found[k], network.to(DEVICE)(images[k]), rtol=1e-4, atol=1e-5)
+
+
 def test_members_in_half_precision_stay_in_it(fused: Callable[[bool], None]) -> None:
     results = []
     networks = [nn.Sequential(nn.Linear(3, 8), act, nn.Linear(8, 2)).half() for act in (hull(), nn.PReLU())]

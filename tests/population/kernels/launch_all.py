@@ -96,11 +96,19 @@ def launch_features() -> None:
 
 
 def launch_convolutions() -> None:
-    for x, size in ((given(8, 3, 32, 32), None), (torch.empty(64, 3, 32, 32, dtype=torch.uint8, device="meta"), 8)):
-        chosen = (None, None) if size is None else (given(size, dtype=LONG), given(size, 3, dtype=LONG))
-        weight = learned(16, 3, 3, 3, dtype=SINGLE).flatten(0, 1)
-        y, _ = input_conv.convolve(x, *chosen, weight, None, same=True, dtype=HALF, measured=True)
-        both_passes(y)
+    for channels, side, outputs, dtype, moved in (
+        (3, 3, 16, HALF, False),
+        (3, 3, 16, HALF, True),
+        (5, 5, 64, HALF, True),  # the largest that are served
+        (3, 3, 64, SINGLE, True),
+    ):
+        weight = learned(outputs, channels, side, side, dtype=SINGLE)
+        assert input_conv.is_served(weight.shape[1:], dtype)
+        x = torch.empty(64, channels, 32, 32, dtype=torch.uint8, device="meta") if moved else given(8, channels, 32, 32)
+        chosen = (given(8, dtype=LONG), given(8, 3, dtype=LONG)) if moved else (None, None)
+        both_passes(
+            input_conv.convolve(x, *chosen, weight.flatten(0, 1), None, same=True, dtype=dtype, measured=True)[0]
+        )
     for inputs, outputs in ((32, 64), (192, 64), (128, 192)):
         weight, bias = learned(outputs, inputs, 3, 3).flatten(0, 1), learned(outputs).flatten()
         y, _ = convolution.convolve(stacked(8, 16, 16, inputs), weight, bias, members=MEMBERS, padding=(1, 1))

@@ -14,6 +14,7 @@ gathered once for the group, and the weights are a band matrix. The gradients of
 # ruff: noqa: N803, N806 (constants are in capitals, in Triton)
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -58,6 +59,17 @@ some others Triton 3.6 made code with wrong results, so what was not checked tak
 
 LEAST_STACKED, MOST_STACKED = 16, 32
 """The numbers of outputs per member of first convolutions that may stack them."""
+
+
+MOST_INNER, MOST_OUTPUTS = {2: 128, 4: 32}, 64
+"""By the bytes of an entry, the most numbers of a window with its one, and the most outputs per member, for which
+registers suffice and shared memory does on GPUs with 99 KB of it."""
+
+
+def is_served(weight_shape: torch.Size, dtype: torch.dtype) -> bool:
+    """Return whether a program holds a layer; `weight_shape` is that of one member, (outputs, inputs, side, side)."""
+    outputs, *window = weight_shape
+    return block(math.prod(window) + 1) <= MOST_INNER[dtype.itemsize] and block(outputs) <= MOST_OUTPUTS
 
 
 def is_tuned(weight_shape: torch.Size, dtype: torch.dtype, device: torch.device) -> bool:

@@ -100,18 +100,17 @@ def _convolve_fused(
             return None
         x, around = x.inner, sides[:2]
     if not line and stride == 1 and around in ((0, 0), ((side - 1) / 2, (side - 1) / 2)):
-        from hullo.population.kernels.input_conv import convolve as convolve_input
-        from hullo.population.kernels.input_conv import is_tuned, should_stack
+        from hullo.population.kernels import input_conv
 
-        stacked = stacked and context.members > 1 and should_stack(weight.shape[0], dtype, weight.device)
+        stacked = stacked and context.members > 1 and input_conv.should_stack(weight.shape[0], dtype, weight.device)
         settings: Any = {"same": around[0] > 0, "dtype": dtype, "measured": measured, "stacked": stacked}
-        if isinstance(x, ImagesValue):
+        if isinstance(x, ImagesValue) and input_conv.is_served(weight.shape, dtype):
             given = x.source.images, x.source.index, x.source.moves
-            return convolve_input(*given, *_flat_parameters(weight, bias, context), **settings)
+            return input_conv.convolve(*given, *_flat_parameters(weight, bias, context), **settings)
         small = not x.tensor.requires_grad and x.tensor.numel() < 2**31
-        if small and is_tuned(weight.shape, dtype, weight.device):
+        if small and input_conv.is_tuned(weight.shape, dtype, weight.device):
             images = x.at(0, context.members)
-            return convolve_input(images, None, None, *_flat_parameters(weight, bias, context), **settings)
+            return input_conv.convolve(images, None, None, *_flat_parameters(weight, bias, context), **settings)
     if dtype.itemsize != 2 or context.members == 1:
         return None
     from hullo.population.kernels.convolution import convolve as convolve_members
