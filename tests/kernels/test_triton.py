@@ -43,6 +43,7 @@ LAYOUTS = {
     "a group a channel": ((2, 6, 5, 7), 6, 1, torch.contiguous_format),
     "groups of channels": ((3, 6, 40, 16), 3, 1, torch.contiguous_format),
     "long runs": ((3, 2, 2111), 2, 1, torch.contiguous_format),
+    "long runs that begin anywhere": ((64, 4, 516), 4, 1, torch.contiguous_format),
     "short runs, many": ((70, 4, 9, 8), 2, 1, torch.contiguous_format),
     "channels last": ((2, 6, 5, 7), 6, 1, torch.channels_last),
     "channels last, groups": ((4, 150, 3, 3), 50, 1, torch.channels_last),

@@ -193,7 +193,9 @@ def _launches(
     programs = 8 * units
     early = device_math.HARDWARE.value and torch.cuda.get_device_capability(device) >= (9, 0)
     precise, many = dtype == torch.float32, len(bases) > 3
-    by_column = groups > 1 and (inner < 64 or (inner < 512 and outer >= 64))
+    # Runs that begin anywhere in memory are loaded element by element; rows of all groups may begin at multiples of 16.
+    is_apart = inner % slope_table.WIDTH != 0 and groups * inner % slope_table.WIDTH == 0
+    by_column = groups > 1 and (inner < 64 or ((inner < 512 or is_apart) and outer >= 64))
     # As measured on an H200: tiles large enough to keep memory busy, and small enough to leave registers.
     warps, limits = [4, 8 if many else 4], {}
     if by_column:
