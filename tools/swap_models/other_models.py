@@ -446,6 +446,30 @@ def _deeponet() -> nn.Module:
     return Labelled(DeepONet(FeedForward(2, 4), FeedForward(1, 4), ["a", "b"], ["x"]), ["a", "b", "x"])
 
 
+def _enformer() -> nn.Module:
+    from enformer_pytorch import Enformer
+
+    return Enformer.from_hparams(dim=24, depth=1, heads=2, output_heads={"human": 3}, target_length=2, attn_dim_key=4,
+                                 num_downsamples=3, dim_divisible_by=2)  # fmt: skip
+
+
+class Embedding(nn.Module):
+    """The last layer of a model of sentence-transformers, which takes and returns a dictionary."""
+
+    def __init__(self, dense: nn.Module) -> None:
+        super().__init__()
+        self.dense = dense
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dense({"sentence_embedding": x})["sentence_embedding"]  # type: ignore[no-any-return]
+
+
+def _sentence_embedding() -> nn.Module:
+    from sentence_transformers.base.modules.dense import Dense
+
+    return Embedding(Dense(4, 3))
+
+
 def cases() -> Iterator[Case]:
     for key, model, inputs in read_table("other.txt"):
         library, name = key.split("/")

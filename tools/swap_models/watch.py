@@ -96,12 +96,9 @@ class Watch(TorchFunctionMode):
     def _leave(self, module: nn.Module, inputs: Any, output: Any) -> None:
         _, own = self.running.pop()
         names = self.paths.get(id(module), set())
-        has_children = any(True for _ in module.children())
-        self.called |= set() if has_children else names
+        self.called |= set() if any(True for _ in module.children()) else names
         if names & self.replaced:
             own = [Event(type(module).__name__, frozenset(names), ())]
-        elif not has_children and not any(True for _ in module.parameters()):
-            own = own[:1]  # an activation module counts once, however it is computed
         self.running[-1][1].extend(own)
 
     def _hull(self, hull: nn.Module, x: Tensor) -> Tensor:
