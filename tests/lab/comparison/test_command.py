@@ -66,7 +66,7 @@ def test_a_killed_comparison_resumes_and_ends_as_one_that_was_not(folder: Path) 
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ)
     path = done / "trials.jsonl"
     deadline = time.monotonic() + 120
-    while not path.exists() and process.poll() is None and time.monotonic() < deadline:
+    while not (path.exists() and path.stat().st_size) and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -208,12 +209,37 @@ def test_a_step_of_your_own_shows_the_inputs_of_the_network(tmp_path: Path) -> N
     result = compare(mlp, loader, loader, loader, step=step, **options)
     assert [row.candidate for row in result.rows] == ["original", "prelu"]
     assert result.setup.example is not None
-    assert result.setup.example.equal(2 * X[:8])
+    assert result.setup.example[0].equal(2 * X[:8])
+
+
+class Sum(nn.Module):
+    """A network of two inputs that calls its activation as a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.out = nn.Linear(2, 8), nn.Linear(2, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.out(torch.relu(self.one(x) + self.two(y)))
+
+
+def test_a_network_of_two_inputs_is_compared_by_a_step(tmp_path: Path) -> None:
+    def step(population: Any, batch: list[Tensor]) -> Tensor:
+        x, y, labels = batch
+        return torch.vmap(F.cross_entropy, in_dims=(0, None))(population(x, y, in_dims=None), labels)
+
+    loader = DataLoader(TensorDataset(X[:, :2], X[:, 2:], LABELS), batch_size=60)
+    options = FAST | {"candidates": ["relu", "tanh"], "output": tmp_path}
+    result = compare(Sum, loader, loader, loader, step=step, **options)
+    assert [row.candidate for row in result.rows] == ["original", "tanh"]
+    assert result.setup.example is not None
+    assert [value.shape for value in result.setup.example] == [(8, 2), (8, 2)]
+    assert result.network_of("tanh")(X[:, :2], X[:, 2:]).shape == (240, 2)
 
 
 def test_modules_of_torch_are_candidates(tmp_path: Path) -> None:
-    found, _ = prepare(seeded(mlp, X), [nn.Mish, hullo.AffineHull], X, lambda population: None)
-    assert [item.label for item in found] == ["original", "mish", "AffineHull"]
+    found, _ = prepare(seeded(mlp, (X,)), [nn.Mish, nn.ELU(), hullo.AffineHull], (X,), lambda population: None)
+    assert [item.label for item in found] == ["original", "mish", "elu", "AffineHull"]
 
 
 def test_one_process_at_a_time_writes_to_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,6 +252,17 @@ def test_one_process_at_a_time_writes_to_a_folder(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(engine.Engine, "run", run_locked)
     assert compare(mlp, (X, LABELS), **FAST | {"candidates": ["tanh"], "output": tmp_path}).verdict is not None
+
+
+class Dropping(nn.Module):
+    """Dropout that PyTorch does not print."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.rate, self.training)
 
 
 def test_functions_of_the_same_name_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,12 +283,22 @@ def test_functions_of_the_same_name_are_told_apart(tmp_path: Path, monkeypatch: 
         network[0].requires_grad_(False).weight.mul_(scale)
         return network.requires_grad_(True)
 
+    def drop(rate: float) -> nn.Module:
+        return nn.Sequential(Dropping(rate), mlp())
+
+    def frozen(is_trained: bool) -> nn.Module:
+        network: Any = mlp()
+        network[0].requires_grad_(is_trained)
+        return network
+
     networks = [functools.partial(rezero, scale) for scale in (1.0, 2.0)]
+    networks += [functools.partial(frozen, is_trained) for is_trained in (True, False)]
+    networks += [functools.partial(drop, rate) for rate in (0.1, 0.2)]
     folders = [folder(network=network) for network in networks]
     folders += [folder(metric=metric) for metric in functions] + [folder(metric=functions[0], higher_is_better=False)]
     folders += [folder(loss=loss) for loss in losses] + [folder(candidates=[hull]) for hull in hulls]
     assert len(set(folders)) == len(folders)
-    assert folder(metric=functions[1]) == folders[3]
+    assert folder(metric=functions[1]) == folders[len(networks) + 1]
     both: Any = compare(mlp, (X, LABELS), output=tmp_path, **FAST | {"candidates": hulls})
     assert list(both.setup.candidates) == ["own", "own:lambda", "own:lambda_2"]
 
@@ -296,6 +343,19 @@ def test_a_metric_of_your_own_sees_all_outputs(tmp_path: Path) -> None:
         assert 100 * scores[trial].val == pytest.approx(percent[trial].val, abs=0.01)
 
 
+def test_a_metric_may_need_all_samples(tmp_path: Path) -> None:
+    """Such as one that is not defined for samples of one class, by which test data are often sorted."""
+
+    def recall(outputs: Tensor, targets: Tensor) -> float:
+        if len(targets.unique()) < 2:
+            raise ValueError("one class")
+        return float((outputs.argmax(1) == targets)[targets == 1].double().mean())
+
+    x, y = torch.cat([X, X]), torch.arange(480) // 260  # more than are evaluated at once
+    options = FAST | {"candidates": ["tanh"], "output": tmp_path}
+    assert compare(mlp, (X, LABELS), (x, y), metric=recall, **options).verdict is not None
+
+
 def test_what_a_population_cannot_take_is_trained_one_by_one_and_said(tmp_path: Path) -> None:
     result = compare(Branching, (X, LABELS), output=tmp_path, **FAST)
     assert "one by one" in str(result)
@@ -318,7 +378,7 @@ def test_networks_that_break_the_contract_of_populations_are_trained_one_by_one(
     def network() -> nn.Module:
         return nn.Sequential(Counting(4, 8), nn.ReLU(), nn.Linear(8, 2))
 
-    found, notes = prepare(seeded(network, X), ["tanh"], X, lambda population: population.check(X, in_dims=None))
+    found, notes = prepare(seeded(network, (X,)), ["tanh"], (X,), lambda population: population.check(X, in_dims=None))
     assert [item.group for item in found] == [None, None]
     assert any("one by one: all networks; member 0 alone differs" in note for note in notes)
 
@@ -329,7 +389,7 @@ def test_candidates_that_cannot_share_a_population_get_their_own() -> None:
         if nn.ReLU in kinds and len(kinds) > 1:
             raise ValueError("of another structure")
 
-    found, notes = prepare(seeded(mlp, X), ["tanh", "hull", "gelu"], X, probe)
+    found, notes = prepare(seeded(mlp, (X,)), ["tanh", "hull", "gelu"], (X,), probe)
     assert [item.group for item in found] == ["original", "the others", "the others", "the others"]
     assert "in 2 populations" in notes[0]
 
@@ -394,7 +454,7 @@ class AskingItsActivation(nn.Module):
 
 def test_candidates_whose_swap_changes_more_than_activations_are_not_compared() -> None:
     with pytest.raises(ValueError, match="no candidate is left"):
-        prepare(seeded(AskingItsActivation, X), ["hull", "tanh"], X, lambda population: None)
+        prepare(seeded(AskingItsActivation, (X,)), ["hull", "tanh"], (X,), lambda population: None)
 
 
 def test_the_network_of_a_candidate_is_the_best_of_its_runs_after_its_best_epoch(tmp_path: Path) -> None:
@@ -416,13 +476,13 @@ def test_seeds_fix_weights_and_order_and_one_by_one_is_as_in_a_population() -> N
     assert data.first is not None
     inputs, targets = data.first
     found, _ = prepare(
-        seeded(mlp, inputs), ["tanh", "hull"], inputs, lambda population: population.check(inputs, in_dims=None)
+        seeded(mlp, (inputs,)), ["tanh", "hull"], (inputs,), lambda population: population.check(inputs, in_dims=None)
     )
     task = make_task(targets, None, None)
 
     def curves(names: list[str], seeds: list[int], **changes: Any) -> Tensor:
         candidates = {item.name: replace(item, **changes) for item in found}
-        setup = Setup("mlp", data, [], candidates, task, inputs, None, 32, "adamw", 0.01, "float32")
+        setup = Setup("mlp", data, [], candidates, task, (inputs,), None, 32, "adamw", 0.01, "float32")
         trial = TrialLoop([Trial(name, 0.03, seed) for name, seed in zip(names, seeds, strict=True)], setup, epochs=3)
         for _ in trial.advance():
             pass
@@ -444,8 +504,8 @@ def test_seeds_fix_weights_and_order_and_one_by_one_is_as_in_a_population() -> N
 def test_a_run_is_what_a_plain_loop_trains(optimizer: str, group: int | None) -> None:
     data = read_data((X, LABELS), None, None)
     assert data.first is not None
-    candidate, task = Candidate("own", "original", seeded(mlp, X), group=group), make_task(LABELS, None, None)
-    setup = Setup("mlp", data, [], {"own": candidate}, task, X[:8], None, 32, optimizer, 0.5, "float32")
+    candidate, task = Candidate("own", "original", seeded(mlp, (X,)), group=group), make_task(LABELS, None, None)
+    setup = Setup("mlp", data, [], {"own": candidate}, task, (X[:8],), None, 32, optimizer, 0.5, "float32")
     trial = TrialLoop([Trial("own", 0.03, 3)], setup, epochs=2)
     network, orders = candidate.make(3), []
     groups = [
@@ -475,10 +535,10 @@ def test_a_run_is_what_a_plain_loop_trains(optimizer: str, group: int | None) ->
 
 def test_mixed_precision_rounds_products() -> None:
     data = read_data((X, LABELS), None, None)
-    candidate, task = Candidate("own", "original", seeded(mlp, X)), make_task(LABELS, None, None)
+    candidate, task = Candidate("own", "original", seeded(mlp, (X,))), make_task(LABELS, None, None)
     losses = []
     for precision in ("float32", "bfloat16"):
-        setup = Setup("mlp", data, [], {"own": candidate}, task, X[:8], None, 32, "adamw", 0.0, precision)
+        setup = Setup("mlp", data, [], {"own": candidate}, task, (X[:8],), None, 32, "adamw", 0.0, precision)
         trial = TrialLoop([Trial("own", 0.03, 0)], setup, epochs=1)
         for _ in trial.advance():
             pass
@@ -517,7 +577,7 @@ def test_errors_have_the_units_of_the_targets() -> None:
 
 def test_coefficients_of_hulls_have_ten_times_the_rate_and_slopes_of_prelu_that_of_weights() -> None:
     names = ["prelu", "tanh", "convex(identity,relu)", "hull", lambda channels: hullo.AffineHull("relu", "sin")]
-    found, _ = prepare(seeded(mlp, X), names, X, lambda population: None)
+    found, _ = prepare(seeded(mlp, (X,)), names, (X,), lambda population: None)
     assert [item.scale for item in found] == [1.0, 1.0, 1.0, 10.0, 10.0, 10.0]
 
 
@@ -557,6 +617,16 @@ def test_if_all_runs_diverge_the_loss_is_named(tmp_path: Path) -> None:
         )
 
 
+def from_numpy(network: Any) -> nn.Module:
+    """Return a network whose weights do not depend on the seed of torch."""
+    network[0].weight.data = torch.from_numpy(np.random.default_rng().normal(size=(8, 4))).float()
+    return network
+
+
+def loader(**options: Any) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(X, LABELS), batch_size=250, **options)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -577,8 +647,16 @@ def test_if_all_runs_diverge_the_loss_is_named(tmp_path: Path) -> None:
         ({"train": (X, NUMBERS), "loss": "cross_entropy"}, "need classes"),
         ({"train": (X, NUMBERS)}, "do not fit"),
         ({"network": lambda: nn.Sequential(nn.Flatten(), nn.ReLU())}, "no parameters"),
+        ({"network": lambda: from_numpy(mlp())}, "random numbers of torch"),
+        ({"candidates": []}, "candidates is empty"),
+        ({"metric": lambda outputs, targets: (1, 2)}, r"returned \(1, 2\)"),
+        ({"loss": nn.CrossEntropyLoss}, r"CrossEntropyLoss\(\)"),
+        ({"optimizer": torch.optim.Adam}, "available: adamw"),
+        ({"train": loader(), "val": loader()}, "test is NoneType"),
+        ({"train": loader(), "val": loader(), "test": loader(drop_last=True)}, "test has no batches"),
         ({"train": (X, LABELS + 1)}, "classes 1 to 2"),
         ({"train": (X, 0 * LABELS)}, "at least two classes"),
+        ({"network": lambda: mlp(1), "train": (X, 0 * NUMBERS)}, "numbers that differ"),
         ({"train": (X.where(X < 2, torch.nan), LABELS)}, "not finite"),
         ({"train": (X, LABELS.numpy().astype(str))}, "number classes"),
     ],
@@ -593,8 +671,17 @@ def test_data_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         compare(mlp, (X, LABELS[:-1]), output=tmp_path, **FAST)
     with pytest.raises(ValueError, match="differ"):
         compare(mlp, (X, LABELS), (X[:, :3], LABELS), output=tmp_path, **FAST)
+    network = mlp()
     with pytest.raises(TypeError, match="class"):
-        compare(mlp(), (X, LABELS), output=tmp_path, **FAST)  # type: ignore[arg-type]
+        compare(network, (X, LABELS), output=tmp_path, **FAST)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="same module"):
+        compare(lambda: network, (X, LABELS), output=tmp_path, **FAST)
+
+
+def test_classes_and_yes_or_no_are_scored_by_their_accuracy_and_several_labels_by_their_loss() -> None:
+    several = torch.stack([LABELS, LABELS], 1)
+    assert make_task(LABELS, None, None).name == make_task(LABELS.float()[:, None], "bce", None).name == "accuracy"
+    assert make_task(several, "bce", None).name == make_task(several, None, None).name == "loss"
 
 
 def test_a_function_with_the_name_of_a_metric_is_told_from_it() -> None:

@@ -197,7 +197,7 @@ def test_without_time_for_another_round_the_leader_is_the_challenger() -> None:
         CANDIDATES,
         RATES,
         simulation.train,
-        count_seeds=lambda pairs, first, left: int(left == 3),
+        count_seeds=lambda pairs, first, left: int(first == 0),
         may_extend=lambda trials: False,
     )
     assert choice.challenger == "hull"

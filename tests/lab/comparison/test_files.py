@@ -57,9 +57,7 @@ def test_texts_are_left_out_and_named(tmp_path: Path) -> None:
 
 def test_classes_without_samples_in_a_part_are_said(tmp_path: Path) -> None:
     data = read_csv(write(tmp_path / "rare.csv", "x,y", *(f"{i},{'abc'[2 if i == 7 else i % 2]}" for i in range(400))))
-    for part in ("test", "validation"):
-        assert f"no {part} samples of 1 of 3 classes" in data.notes
-    assert not any("training" in note for note in data.notes)
+    assert data.describe_absent() == [f"no {part} samples of 1 of 3 classes" for part in ("test", "validation")]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +67,7 @@ def test_classes_without_samples_in_a_part_are_said(tmp_path: Path) -> None:
         (["x,y"], "header"),
         (["x,x", "1,2"], "each differently"),
         (["x,y", "1,2", "1"], "line 3"),
-        (["x,y", ",2", "1,"], "has all values"),
+        (["x,y,z", ",2,1", "1,,1", "1,,1"], "column 'y' lacks 2"),
         (["y", "1", "2"], "only the column"),
     ],
 )
@@ -95,6 +93,44 @@ def test_folders_of_images_are_bytes_until_a_network_sees_them(tmp_path: Path) -
     assert data.first[0].max() <= 1
     inputs, _ = data.load_batch(torch.tensor([[0, 1]]))
     assert inputs.dtype == torch.float32
+
+
+def test_images_without_a_test_set_are_split(tmp_path: Path) -> None:
+    for kind in ("a", "b"):
+        (tmp_path / "flat" / kind).mkdir(parents=True)
+        for i in range(20):
+            Image.fromarray(np.full((6, 6), 10 * i, np.uint8)).save(tmp_path / "flat" / kind / f"{i}.png")
+    flat = open_files(tmp_path / "flat")
+    assert {name: len(labels) for name, (_, labels) in flat.parts.items()} == {"train": 27, "test": 8, "val": 5}
+    assert int(flat.parts["test"][1].sum()) == 4
+    (tmp_path / "nested").mkdir()
+    (tmp_path / "flat").rename(tmp_path / "nested" / "train")
+    nested = open_files(tmp_path / "nested")
+    assert nested.parts["train"][0].equal(flat.parts["train"][0])
+    (tmp_path / "nested" / "train").rename(tmp_path / "nested" / "Train")
+    (tmp_path / "nested" / "Test").mkdir()
+    with pytest.raises(DataError, match="neither a folder train"):  # rather than the classes Test and Train
+        open_files(tmp_path / "nested")
+
+
+def test_arrays_may_have_any_targets_and_lack_a_test_set(tmp_path: Path) -> None:
+    x, y = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) / 7
+    np.savez(tmp_path / "numbers.npz", x_train=x, y_train=y)
+    data = open_files(tmp_path / "numbers.npz")
+    assert {name: len(labels) for name, (_, labels) in data.parts.items()} == {"train": 41, "test": 12, "val": 7}
+    assert data.first[1].dtype == torch.float32
+    np.savez(tmp_path / "both.npz", x_train=x, y_train=y, x_test=x[:5], y_test=y[:5])
+    assert torch.equal(open_files(tmp_path / "both.npz").parts["test"][1], torch.from_numpy(y[:5]).float())
+    np.savez(tmp_path / "half.npz", x_train=x, y_train=y, x_test=x)
+    with pytest.raises(DataError, match="both x_test and y_test"):
+        open_files(tmp_path / "half.npz")
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_tables_are_separated_by_commas_semicolons_or_tabs(delimiter: str, tmp_path: Path) -> None:
+    rows = [delimiter.join((str(i), f'"{i % 3},{i % 3}"', str(i / 7))) for i in range(60)]
+    data = read_csv(write(tmp_path / "table.csv", delimiter.join(("size", '"place, and more"', "price")), *rows))
+    assert data.parts["train"][0].shape[1] == 1 + 3
 
 
 def test_splits_are_proportional_disjoint_and_always_the_same() -> None:

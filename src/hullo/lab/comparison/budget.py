@@ -88,10 +88,10 @@ def make_plan(clock: Clock, measured: Plan, candidates: int, epochs: int | None)
 def spell_count(count: int, what: str) -> str:
     """Return a number of things as text.
 
-    >>> spell_count(1, "epoch"), spell_count(2, "epoch")
-    ('1 epoch', '2 epochs')
+    >>> spell_count(1, "epoch"), spell_count(2000, "epoch")
+    ('1 epoch', '2,000 epochs')
     """
-    return f"{count} {what}{'s' * (count != 1)}"
+    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def spell_minutes(minutes: float) -> str:

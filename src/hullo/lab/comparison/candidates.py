@@ -26,9 +26,11 @@ ORIGINAL_LABEL = "original"
 HULL = "hull"
 """The name of the learned hull that starts as what it replaces, until that is known."""
 DEFAULT = ("relu", "gelu", "silu", "prelu", HULL, "affine(identity,relu,tanh)")
+Inputs = tuple[Tensor, ...]
+"""Arguments of a network."""
 Probe = Callable[[Population], object]
 """Runs a population; raises an exception if it does not compute what its members do."""
-Edit = Callable[[nn.Module, Tensor | None, bool], object]
+Edit = Callable[[nn.Module, Inputs | None, bool], object]
 """Replaces the activations of a network, given example inputs and whether to compare the networks on them."""
 COEFFICIENT_LR_SCALE = 10.0
 """The recommended learning rate of coefficients, as a multiple of that of the weights."""
@@ -46,13 +48,13 @@ class Candidate:
     group: str | None = ""  # None if no population can take the network
     structure: str = ""  # of the network, as PyTorch prints it
 
-    def build(self, seed: int, example: Tensor | None, *, compare: bool = False) -> nn.Module:
+    def build(self, seed: int, example: Inputs | None, *, compare: bool = False) -> nn.Module:
         """Return the network, initialized from a seed; the weights are the same for all candidates."""
         network = self.make(seed)
         if self.edit is not None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # an optimizer is made later
-                self.edit(network, example if compare or example is None else example[:2], compare)
+                self.edit(network, example if compare or example is None else cut(example, 2), compare)
         return network
 
     def plain(self, network: nn.Module) -> nn.Module:
@@ -64,7 +66,13 @@ class Candidate:
         return ActivationSpec.parse(self.name)
 
 
-def seeded(factory: Callable[[], nn.Module], example: Tensor | None) -> Callable[[int], nn.Module]:
+def cut(inputs: Inputs, count: int) -> Inputs:
+    """Return inputs for the first samples, if all inputs have as many."""
+    counts = {value.shape[:1] for value in inputs}
+    return tuple(value[:count] for value in inputs) if len(counts) == 1 and () not in counts else inputs
+
+
+def seeded(factory: Callable[[], nn.Module], example: Inputs | None) -> Callable[[int], nn.Module]:
     """Return a function that builds the user's network from a seed, without a change of the global random state."""
     if isinstance(factory, nn.Module) or not callable(factory):
         raise TypeError(
@@ -79,14 +87,14 @@ def seeded(factory: Callable[[], nn.Module], example: Tensor | None) -> Callable
             if not isinstance(network, nn.Module):
                 raise TypeError(f"the network function returned {type(network).__name__}; return an nn.Module")
             if example is not None and any(isinstance(module, LazyModuleMixin) for module in network.modules()):
-                network(example)
+                network(*example)
         return network
 
     return make
 
 
 def prepare(
-    make: Callable[[int], nn.Module], given: Sequence[Any], example: Tensor | None, probe: Probe
+    make: Callable[[int], nn.Module], given: Sequence[Any], example: Inputs | None, probe: Probe
 ) -> tuple[list[Candidate], list[str]]:
     """Return the candidates, the original first, and notes on those that are left out or trained apart.
 
@@ -94,8 +102,6 @@ def prepare(
     """
     original = Candidate(ORIGINAL, ORIGINAL_LABEL, make)
     network = original.build(0, example)
-    if not any(parameter.requires_grad for parameter in network.parameters()):
-        raise ValueError("the network has no parameters to train")
     found, reasons = {ORIGINAL: original}, {}
     for item in given:
         candidate = _read(original, item, list(found))
@@ -113,25 +119,24 @@ def prepare(
                 raise
             reasons[candidate.label] = " ".join(str(error).split())
     if len(found) == 1:
-        raise ValueError(
-            f"no candidate is left to compare with the original: {'; '.join(dict.fromkeys(reasons.values()))}"
-        )
+        why = "; ".join(dict.fromkeys(reasons.values())) or "candidates is empty"
+        raise ValueError(f"no candidate is left to compare with the original: {why}")
     candidates, notes = _group(list(found.values()), example, probe)
     return candidates, [f"{label} is not compared: {reason}" for label, reason in reasons.items()] + notes
 
 
 def _read(original: Candidate, item: Any, names: Sequence[str]) -> Candidate:
     """Return the candidate of a name, a spelling, a module of PyTorch or a function, beside others of some names."""
-    if isinstance(item, type) and issubclass(item, nn.Module) and not issubclass(item, Hull):
-        reading = read_module(item())
-        item = reading.known.name if reading is not None and reading.known is not None else item  # such as nn.Mish
+    made = item() if isinstance(item, type) and issubclass(item, nn.Module) and not issubclass(item, Hull) else item
+    if isinstance(made, nn.Module) and (reading := read_module(made)) is not None and reading.known is not None:
+        item = reading.known.name  # such as nn.Mish
     if item == HULL:
         return replace(original, name=HULL, label=HULL, edit=_replace_by(), scale=COEFFICIENT_LR_SCALE)
     if isinstance(item, str):
         row = ActivationSpec.parse(item)
         scale = 1.0 if row == PRELU or not row.learns else COEFFICIENT_LR_SCALE
 
-        def apply(network: nn.Module, example: Tensor | None, compare: bool) -> None:
+        def apply(network: nn.Module, example: Inputs | None, compare: bool) -> None:
             apply_activation(network, row, example, compare=compare)
 
         return replace(original, name=str(row), label=str(row), edit=apply, scale=scale)
@@ -165,15 +170,15 @@ def _count(network: nn.Module) -> int:
 
 
 @torch.no_grad()
-def _agree(one: nn.Module, two: nn.Module, example: Tensor | None) -> bool:
+def _agree(one: nn.Module, two: nn.Module, example: Inputs | None) -> bool:
     """Return whether two networks compute the same."""
     if example is None:
         return False
-    first, second = (network.eval()(example) for network in (one, two))
+    first, second = (network.eval()(*example) for network in (one, two))
     return isinstance(first, Tensor) and torch.allclose(first, second, rtol=1e-4, atol=1e-6)
 
 
-def _group(candidates: list[Candidate], example: Tensor | None, probe: Probe) -> tuple[list[Candidate], list[str]]:
+def _group(candidates: list[Candidate], example: Inputs | None, probe: Probe) -> tuple[list[Candidate], list[str]]:
     """Return candidates with their groups, as few as possible, and notes.
 
     The original may differ from the others if it calls activations that they have as modules.
@@ -199,7 +204,7 @@ def _group(candidates: list[Candidate], example: Tensor | None, probe: Probe) ->
     return [replace(item, group=None if label(item) in single else label(item)) for item in candidates], notes
 
 
-def _why_apart(candidates: Sequence[Candidate], example: Tensor | None, probe: Probe) -> str:
+def _why_apart(candidates: Sequence[Candidate], example: Inputs | None, probe: Probe) -> str:
     """Return why no population can take these networks together; an empty string if one can."""
     try:
         probe(Population([item.build(seed, example) for seed, item in enumerate(candidates)]))

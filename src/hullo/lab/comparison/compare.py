@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hullo.lab.comparison.budget import Clock, Plan
-from hullo.lab.comparison.candidates import DEFAULT, prepare, seeded
+from hullo.lab.comparison.candidates import DEFAULT, Inputs, cut, prepare, seeded
 from hullo.lab.comparison.data import Arrays, Stream, read_data
 from hullo.lab.comparison.decision import ORIGINAL, Trial
 from hullo.lab.comparison.engine import Engine
@@ -118,7 +118,7 @@ def compare(
         >>> result.rows[0].test_seeds
         3
     """
-    optimizer = optimizer.lower()  # "AdamW", as PyTorch spells it
+    optimizer = str(optimizer).lower()  # "AdamW", as PyTorch spells it
     for what, value, valid in (("optimizer", optimizer, OPTIMIZERS), ("precision", precision, ("float32", "bfloat16"))):
         if value not in valid:
             raise ValueError(f"unknown {what} {value!r}; available: {', '.join(valid)}")
@@ -152,8 +152,10 @@ def compare(
         inputs, targets = (None, None) if step is not None else data.first
         options: dict[str, Any] = {"higher_is_better": higher_is_better, "scale": data.scale, "target": data.target}
         task = make_task(targets, loss, metric if step is None else "loss", **options)
-        make = seeded(network, inputs)
+        make = seeded(network, None if inputs is None else (inputs,))
+        network_checksum = _check_factory(make)
         seen = _observe(make(0), data, task, step)
+        described = data.notes + (data.describe_absent() if task.has_classes and isinstance(data, Arrays) else [])
         fingerprint = data.fingerprint()
         data.to(workers.device if engine == "local" else torch.device("cpu"))
         listed = [candidates] if isinstance(candidates, str) else candidates
@@ -169,7 +171,7 @@ def compare(
         setup = Setup(
             _spell_name(getattr(network, "__name__", type(network).__name__)),
             data,
-            data.notes + notes,
+            described + notes,
             {item.name: item for item in found},
             task,
             seen.inputs,
@@ -181,7 +183,7 @@ def compare(
         )
         structures = [(item.name, item.structure) for item in found]
         given = (task.name, task.higher, epochs, rates, batch_size, optimizer, weight_decay, precision)
-        text = repr([setup.network, data.name, fingerprint, _checksum(make(0)), seen.values, structures, given])
+        text = repr([setup.network, data.name, fingerprint, network_checksum, seen.values, structures, given])
         folder = Path(output) / f"{setup.network}-{data.name}-{sha256(text.encode()).hexdigest()[:8]}"
         make_directory(folder)
 
@@ -197,6 +199,18 @@ def compare(
             return Engine(setup, store, workers, progress, clock, stop, plan, epochs, seeds, worth).run()
 
 
+def _check_factory(make: Callable[[int], nn.Module]) -> str:
+    """Return a checksum of the initial weights; raise unless every call makes a new network, by its seed alone."""
+    one, two = make(0), make(0)
+    if one is two:
+        raise TypeError("the network function returned the same module twice; return a new one in every call")
+    if (found := _checksum(one)) != _checksum(two):
+        raise ValueError("initial weights differ for the same seed; draw them from the random numbers of torch")
+    if not any(parameter.requires_grad for parameter in one.parameters()):
+        raise ValueError("the network has no parameters to train")
+    return found
+
+
 def _checksum(network: nn.Module) -> str:
     """Return a checksum of the initial weights of a network."""
     state = network.state_dict().items()
@@ -204,41 +218,48 @@ def _checksum(network: nn.Module) -> str:
 
 
 class _Seen(NamedTuple):
-    """What a network does with a batch of validation data."""
+    """What a network does with a batch of training data."""
 
-    inputs: Tensor | None  # some of them; None if it takes something else than one tensor
+    inputs: Inputs | None  # some of them; None if not all of them are tensors
     outputs: Any
-    values: str  # outputs, losses and the metric in words, which tell networks and tasks from others
+    values: str  # outputs, losses, the metric and gradients in words, which tell networks and tasks from others
 
 
-@torch.no_grad()
 def _observe(network: nn.Module, data: Arrays | Stream, task: Task, step: Step | None) -> _Seen:
-    """Run a network on a batch, by the task or by a step of the user's."""
-    batch = data.load_eval(*next(data.eval_batches("val")))
+    """Run a network on a batch, by the task or by a step of the user's, in evaluation and in training mode."""
+    batch = data.load_eval(*next(data.eval_batches("train")))
     calls: list[tuple[Any, Any]] = []
-    network.eval().register_forward_hook(lambda _, args, outputs: calls.append((args, outputs)))
+    network.register_forward_hook(lambda _, args, outputs: calls.append((args, outputs)))
+    values: list[Tensor] = []
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        if step is not None:
-            values = [call_step(step, SingleNetwork(network, Trial(ORIGINAL, 0.0, 0)), batch)]
-        else:
-            inputs, targets = (tensor[:OBSERVED] for tensor in batch)
-            outputs = network(inputs)
-            task.check(outputs, targets, data.targets)
-            values = [outputs, task.losses(outputs, targets)]
-            if task.whole is not None:
-                with suppress(Exception):  # few samples may not have a metric
-                    values.append(torch.as_tensor(task.whole(outputs, targets)))
-    (first, *others), outputs = calls[0] if calls else ((None,), None)
-    inputs = first[:8] if isinstance(first, Tensor) and not others else None
-    return _Seen(inputs, outputs, " ".join(f"{value.double().abs().sum().item():.4g}" for value in values))
+        for is_training in (False, True):
+            network.train(is_training)
+            if step is not None:
+                losses = call_step(step, SingleNetwork(network, Trial(ORIGINAL, 0.0, 0)), batch)
+            else:
+                inputs, targets = (tensor[:OBSERVED] for tensor in batch)
+                outputs = network(inputs)
+                task.check(outputs, targets, data.targets)
+                losses = task.losses(outputs, targets)
+                values.append(outputs)
+                if task.whole is not None:
+                    with suppress(Exception):  # few samples may not have a metric
+                        values.append(torch.as_tensor(task.whole(outputs.detach(), targets)))
+            values.append(losses)
+    losses.sum().backward()  # type: ignore[no-untyped-call]
+    gradients = (parameter.grad for parameter in network.parameters())
+    values.append(torch.cat([gradient.flatten() for gradient in gradients if gradient is not None]))
+    args, outputs = calls[0] if calls else ((), None)
+    inputs = cut(args, 8) if args and all(isinstance(arg, Tensor) for arg in args) else None
+    return _Seen(inputs, outputs, " ".join(f"{value.detach().double().abs().sum().item():.4g}" for value in values))
 
 
-def _probe(population: Population, data: Arrays | Stream, inputs: Tensor | None, step: Step | None) -> None:
+def _probe(population: Population, data: Arrays | Stream, inputs: Inputs | None, step: Step | None) -> None:
     """Run a population, and compare it with its members alone; with a step of the user's, also run that."""
     population.to(data.device)
     if inputs is not None:
-        population.check(inputs.to(data.device), in_dims=None)
+        population.check(*(value.to(data.device) for value in inputs), in_dims=None)
     if step is not None:
         losses = call_step(step, population, data.load_eval(*next(data.eval_batches("val"))))
         losses.sum().backward()  # type: ignore[no-untyped-call]

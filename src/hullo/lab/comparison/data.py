@@ -12,6 +12,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from hullo.lab.comparison.budget import spell_count
 from hullo.lab.data.augment import draw_order
 from hullo.lab.data.dataset import hold_out
 from hullo.lab.distributed import World
@@ -59,6 +60,16 @@ class Arrays(Data):
     def targets(self) -> Tensor:
         """Return the targets of all parts."""
         return torch.cat([targets for _, targets in self.parts.values()])
+
+    def describe_absent(self) -> list[str]:
+        """Return notes on classes of which a part has no samples."""
+        present = {part: set(targets.unique().tolist()) for part, (_, targets) in self.parts.items()}
+        count = len(set.union(*present.values()))
+        return [
+            f"no {HELD_OUT.get(part, ('training',))[0]} samples of {count - len(own)} of {count} classes"
+            for part, own in present.items()
+            if len(own) < count
+        ]
 
     def fingerprint(self) -> str:
         """Return a checksum of all tensors."""
@@ -159,9 +170,12 @@ def read_data(train: Any, val: Any, test: Any, name: str = "data") -> Arrays | S
         return read_arrays(train, val, test, name)
     parts = {"train": train, "test": test, "val": val}
     for part, given in parts.items():
-        if not isinstance(given, DataLoader) or not hasattr(given.dataset, "__len__"):
-            kind = "one without a length" if isinstance(given, DataLoader) else type(given).__name__
-            raise ValueError(f"train is a DataLoader; give {part} as one, too, of a data set with a length; got {kind}")
+        if not isinstance(given, DataLoader):
+            raise ValueError(f"train is a DataLoader, but {part} is {type(given).__name__}; give a DataLoader for each")
+        if not hasattr(given.dataset, "__len__") or not len(given):
+            raise ValueError(
+                f"{part} has no batches, or a data set without a length; give one, and no drop_last if few"
+            )
     return Stream(name, parts)
 
 
@@ -173,21 +187,16 @@ def read_arrays(train: Any, val: Any, test: Any, name: str = "data") -> Arrays:
     for part, (what, share) in HELD_OUT.items():
         if part not in parts:
             parts["train"], parts[part] = _split(parts["train"], share, what)
-            notes.append(f"{what} data: {len(parts[part][1]):,} samples, split off")
+            notes.append(f"{what} data: {spell_count(len(parts[part][1]), 'sample')}, split off")
         for kind, one, two in zip(("inputs", "targets"), parts["train"], parts[part], strict=True):
             if one.shape[1:] != two.shape[1:] or one.is_floating_point() != two.is_floating_point():
                 shapes = f"{one.dtype} {tuple(one.shape[1:])} and {two.dtype} {tuple(two.shape[1:])}"
                 raise ValueError(f"the {kind} of train and {part} differ: {shapes} for each sample")
     notes += [
-        f"only {size} {what} samples" for part, (what, _) in HELD_OUT.items() if (size := len(parts[part][1])) < FEW
+        f"only {spell_count(size, f'{what} sample')}"
+        for part, (what, _) in HELD_OUT.items()
+        if (size := len(parts[part][1])) < FEW
     ]
-    if is_classes(parts["train"][1]):
-        present = {part: set(targets.tolist()) for part, (_, targets) in parts.items()}
-        classes = set.union(*present.values())
-        for part, own in present.items():
-            if absent := len(classes) - len(own):
-                what = HELD_OUT.get(part, ("training",))[0]
-                notes.append(f"no {what} samples of {absent} of {len(classes)} classes")
     return Arrays(name, parts, notes)
 
 

@@ -116,8 +116,8 @@ def choose(
 
     The first round trains every candidate with every learning rate, and settles the rate of each. If the best rate of
     one is at an end of the grid, the grid grows for all, if there is time. Each further round drops the weaker half of
-    the challengers, and adds seeds to the others and to the original; it may add none. `count_seeds` is given the
-    candidates of a round with their rates, the first seed, and how many rounds are left.
+    the challengers, but never one of the last two, and adds seeds to the others and to the original; it may add none.
+    `count_seeds` is given the candidates of a round with their rates, the first seed, and how many rounds are left.
 
     >>> quality = {"own": 0.0, "relu": 0.1, "gelu": 0.5}
     >>> choose(list(quality), [0.1], lambda trials, _: {t: Score(quality[t.candidate], 0) for t in trials}).challenger
@@ -137,7 +137,9 @@ def choose(
     seeds = range(count_seeds([*product(candidates, choice.grid)], 0, len(sizes)))
     settle(choice.grid, seeds, words)
     if not any(math.isfinite(score.val) for score in choice.scores.values()):
-        raise ValueError("all networks diverged: losses or weights are not finite; check the loss, or give smaller lr")
+        raise ValueError(
+            "all networks diverged: losses, metrics or weights are not finite; check them, or give smaller lr"
+        )
     for _ in range(MAX_EXTENSIONS):
         new = _beyond(choice)
         if not new or not may_extend(
@@ -152,18 +154,18 @@ def choose(
         seeds = range(seeds.stop, seeds.stop + count_seeds(pairs, seeds.stop, len(sizes) - number))
         trials = [Trial(*pair, seed) for seed in seeds for pair in pairs]
         choice.scores |= train(trials, f"round {1 + number} of {1 + len(sizes)}")
-    (choice.challenger,) = challengers
+    choice.challenger = max(challengers, key=choice.mean)
     return choice
 
 
 def halvings(challengers: int) -> list[int]:
     """Return the number of challengers in each round after the first.
 
-    >>> halvings(6), halvings(1)
-    ([3, 2, 1], [1])
+    >>> halvings(6), halvings(2), halvings(1)
+    ([3, 2], [2], [1])
     """
-    sizes = [math.ceil(challengers / 2)]
-    while sizes[-1] > 1:
+    sizes = [max(min(challengers, 2), math.ceil(challengers / 2))]
+    while sizes[-1] > 2:
         sizes.append(math.ceil(sizes[-1] / 2))
     return sizes
 
@@ -185,7 +187,7 @@ def count_trials(candidates: int, rates: int) -> int:
     """Return the number of trials of `choose` with one seed in each round, without extensions of the grid.
 
     >>> count_trials(7, 3)
-    30
+    28
     """
     return candidates * rates + sum(1 + size for size in halvings(candidates - 1))
 

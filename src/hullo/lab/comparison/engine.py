@@ -166,8 +166,9 @@ class Engine:
         """Return a number of fresh seeds as text, with the minutes they take in all if so many are allowed."""
         if needed is None:
             return f"more than {MOST_SEEDS} seeds"
-        minutes = f", about {spell_minutes(self._minutes(2 * (needed - done)))} in all"
-        return f"{needed} seeds{minutes}" if needed <= self.most_seeds else f"{needed} seeds"
+        if needed > self.most_seeds:
+            return f"{needed} seeds, more than the limit of {self.most_seeds}"
+        return f"{needed} seeds, about {spell_minutes(self._minutes(2 * (needed - done)))} in all"
 
     def _minutes(self, networks: int) -> float:
         """Return the minutes, in all, after a number of further networks."""
@@ -176,7 +177,7 @@ class Engine:
     def _advise(self, verdict: Verdict | None) -> str:
         """Return what would decide if mean and deviation stayed."""
         if verdict is not None:
-            return f"{self._spell_seeds(verdict.needed, verdict.pairs)} would probably decide"
+            return f"to decide would probably take {self._spell_seeds(verdict.needed, verdict.pairs)}"
         chosen = sum(trial.seed < FRESH for trial in self.store.records)
         trials = decision.count_trials(len(self.setup.candidates), len(self.plan.rates))
         return f"about {spell_minutes(self._minutes(max(0, trials - chosen) + 2 * MIN_PAIRS))} in all would do"

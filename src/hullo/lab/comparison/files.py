@@ -6,12 +6,13 @@ import csv
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hullo.lab.comparison.data import Arrays, read_arrays
-from hullo.lab.data.own_data import open_data
+from hullo.lab.data.own_data import as_samples, class_folders, load_arrays, read_images
 from hullo.lab.data.release import DataError
 from hullo.lab.networks import OwnNetwork
 from hullo.lab.spec.activation import ActivationSpec
@@ -21,6 +22,12 @@ MAX_CLASSES = 20
 MAX_WORDS = 50
 """Columns with more different words are names or texts."""
 MISSING = ("", "na", "nan", "null", "?")
+DELIMITERS = ",;\t"
+PARTS = ("train", "test", "val")
+EXPECTED = (
+    "give a folder with train/CLASS/* images, and perhaps test and val beside train, or with CLASS/*; a CSV file; or a "
+    "file .npz or .safetensors with the arrays x_train and y_train, and perhaps x_test, y_test, x_val and y_val"
+)
 
 
 def open_network(source: str, data: Arrays) -> Callable[[], nn.Module]:
@@ -44,18 +51,49 @@ def open_network(source: str, data: Arrays) -> Callable[[], nn.Module]:
 def open_files(
     path: str | Path, *, target: str | None = None, image_size: int | None = None, regress: bool = False
 ) -> Arrays:
-    """Return the data of a folder of images, a file of arrays (as `hullo train` takes them), or a CSV file."""
+    """Return the data of a folder of images, a file of arrays, or a CSV file; parts that are missing are split off."""
     path = Path(path)
-    if path.suffix.lower() == ".csv":
-        if image_size is not None:
-            raise ValueError(f"--image-size {image_size} is only for folders of images; got {path}")
+    if path.suffix.lower() in (".csv", ".tsv"):
         return read_csv(path, target, regress=regress)
     if target is not None:
         raise ValueError(f"--target {target} is only for CSV files; got {path}")
-    found = open_data(path, image_size)
-    val = None if found.val_images is None else (found.val_images, found.val_labels)
-    pairs = (found.train_images, found.train_labels), val, (found.test_images, found.test_labels)
-    return read_arrays(*pairs, found.name.partition("@")[0])
+    if path.is_dir():
+        parts = _read_folders(path, image_size)
+    elif image_size is not None:
+        raise ValueError(f"--image-size {image_size} is only for folders of images; got {path}")
+    else:
+        parts = _read_file(path)
+    return read_arrays(parts["train"], parts.get("val"), parts.get("test"), _spell_name(path))
+
+
+def _read_folders(path: Path, image_size: int | None) -> dict[str, Any]:
+    """Return the images of ``train/CLASS/*``, and of test and val where there are any, or of ``CLASS/*``."""
+    folders = {part: path / part for part in PARTS if (path / part).is_dir()}
+    if not folders:
+        classes = class_folders(path)
+        if len(classes) > 1 and not any(child.is_dir() for folder in classes for child in folder.iterdir()):
+            folders = {"train": path}
+    if "train" not in folders:
+        raise DataError(f"{path} has neither a folder train nor a folder of images for each class; {EXPECTED}")
+    return dict(zip(folders, read_images([*folders.values()], image_size)[0], strict=True))
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    """Return the arrays ``x_train`` and ``y_train`` of a file, and those of test and val if there are any."""
+    if not path.is_file() or path.suffix not in (".npz", ".safetensors"):
+        raise DataError(f"{path} {'is no data set' if path.exists() else 'does not exist'}; {EXPECTED}")
+    arrays = load_arrays(path)
+    parts = {part: [arrays[name] for name in (f"x_{part}", f"y_{part}") if name in arrays] for part in PARTS}
+    for part, pair in parts.items():
+        if len(pair) == 1 or not parts["train"]:
+            given = ", ".join(sorted(arrays)[:8]) or "none"
+            raise DataError(f"{path}: give both x_{part} and y_{part}; it has the arrays {given}; {EXPECTED}")
+    return {part: (as_samples(pair[0]), pair[1]) for part, pair in parts.items() if pair}
+
+
+def _spell_name(path: Path) -> str:
+    resolved = path.resolve()
+    return re.sub(r"[^\w.-]", "_", resolved.name if path.is_dir() else resolved.stem) or "data"
 
 
 def read_csv(path: Path, target: str | None = None, *, regress: bool = False) -> Arrays:
@@ -79,9 +117,13 @@ def read_csv(path: Path, target: str | None = None, *, regress: bool = False) ->
     name = header[-1] if target is None else target
     if name not in header:
         raise DataError(f"{path} has no column {name!r}; it has {', '.join(header[:20])}")
-    complete = [row for row in rows if all(cell.strip().lower() not in MISSING for cell in row)]
+    missing = [[cell.strip().lower() in MISSING for cell in row] for row in rows]
+    complete = [row for row, gaps in zip(rows, missing, strict=True) if not any(gaps)]
     if not complete:
-        raise DataError(f"{path}: none of {len(rows)} rows has all values; fill those that are missing")
+        most, column = max(zip(map(sum, zip(*missing, strict=True)), header, strict=True))
+        raise DataError(
+            f"{path}: none of {len(rows)} rows has all values; column {column!r} lacks {most}: fill or remove it"
+        )
     columns = {
         column: _read_column(cells, f"{path}, column {column!r}")
         for column, cells in zip(header, zip(*complete, strict=True), strict=True)
@@ -91,7 +133,7 @@ def read_csv(path: Path, target: str | None = None, *, regress: bool = False) ->
     features = [_encode(values) for column, values in columns.items() if column not in texts]
     if not features:
         raise DataError(f"{path} has only the column {name!r}; give others: numbers, or at most {MAX_WORDS} words")
-    data = read_arrays((torch.cat(features, 1), targets), None, None, re.sub(r"[^\w.-]", "_", path.stem) or "table")
+    data = read_arrays((torch.cat(features, 1), targets), None, None, _spell_name(path))
     data.target = name
     if gaps := len(rows) - len(complete):
         data.notes.append(f"{gaps:,} rows with missing values are left out")
@@ -103,7 +145,9 @@ def read_csv(path: Path, target: str | None = None, *, regress: bool = False) ->
 def _read_rows(path: Path) -> tuple[list[str], list[list[str]]]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            lines = [line for line in csv.reader(file) if line]
+            first = file.readline()
+            file.seek(0)
+            lines = [line for line in csv.reader(file, delimiter=max(DELIMITERS, key=first.count)) if line]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} cannot be read as a CSV file: {getattr(error, 'strerror', None) or error}") from None
     if len(lines) < 2:

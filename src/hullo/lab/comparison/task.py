@@ -112,6 +112,8 @@ class Task:
         if not isinstance(outputs, Tensor):
             given = type(outputs).__name__
             raise ValueError(f"the network returned {given}; return a tensor, or give a step of your own")
+        if known is not None and bool((known == known[0]).all()):
+            raise ValueError("all targets are the same; give at least two classes, or numbers that differ")
         if self.has_classes and known is not None and outputs.dim() > 1:
             count = outputs.shape[-1 if outputs.shape[:-1] == targets.shape else 1]
             low, high = int(known.min()), int(known.max())
@@ -120,8 +122,6 @@ class Task:
                 advice += ", or another column with --target" * (self.target != TARGET)
                 given = f"the network has {count} output{'s' * (count > 1)}"
                 raise ValueError(f"{given}, but {self.target} has classes {low} to {high}; {advice}")
-            if low == high:
-                raise ValueError(f"all targets are {low}; give at least two classes")
         try:
             self.score(outputs, targets, self.losses(outputs, targets))
         except (RuntimeError, IndexError) as error:
@@ -143,6 +143,11 @@ def make_task(
 
     Some targets say which; they are None if only the user's step knows them.
     """
+    for name, given in (("loss", loss), ("metric", metric)):
+        if isinstance(given, type):
+            raise ValueError(
+                f"{name} is the class {given.__name__}; give a function or a module, as {given.__name__}()"
+            )
     if loss is None:
         loss = "mse" if targets is None or targets.is_floating_point() else "cross_entropy"
     if isinstance(loss, str) and loss not in LOSSES:
@@ -150,7 +155,7 @@ def make_task(
     if metric is None:
         metric = "loss"
         if targets is not None and isinstance(loss, str):
-            metric = {"mse": "rmse", "mae": "mae"}.get(loss, ACCURACY if targets.dim() == 1 else "loss")
+            metric = {"mse": "rmse", "mae": "mae"}.get(loss, ACCURACY if targets[0].numel() == 1 else "loss")
     if not callable(metric) and metric not in METRICS:
         raise ValueError(f"unknown metric {metric!r}; available: {', '.join(METRICS)}, or in Python a function")
     is_numbers = targets is not None and targets.is_floating_point() and targets[0].numel() == 1
@@ -162,6 +167,15 @@ def make_task(
     name = getattr(metric, "__name__", "")
     name = f"own_{name}" if name in METRICS else name if name.isidentifier() else "metric"
     return Task(function, name, higher_is_better, metric, **more)
+
+
+def measure(whole: Whole, outputs: Tensor, targets: Tensor) -> float:
+    """Return the metric by a function of the user's."""
+    value = whole(outputs, targets)
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"the metric returned {value!r:.80}; return one number") from None
 
 
 def _hits(outputs: Tensor, targets: Tensor) -> Tensor:

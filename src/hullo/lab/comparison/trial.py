@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hullo.lab.comparison.candidates import Candidate
+from hullo.lab.comparison.candidates import Candidate, Inputs
 from hullo.lab.comparison.data import Arrays, Stream
 from hullo.lab.comparison.decision import Trial
-from hullo.lab.comparison.task import Task
+from hullo.lab.comparison.task import Task, measure
 from hullo.lab.recorder import find_layers
 from hullo.lab.run.local import read_coefficients
 from hullo.lab.run.loop import Loop
@@ -43,7 +43,7 @@ class Setup:
     notes: Sequence[str]  # what a result says about the data and the candidates
     candidates: Mapping[str, Candidate]  # by name
     task: Task
-    example: Tensor | None  # some inputs of a network; None if they are not known
+    example: Inputs | None  # some inputs of a network; None if they are not known
     step: Step | None  # the user's function of a population and a batch that returns a loss per member
     batch_size: int
     optimizer: str
@@ -88,9 +88,11 @@ class TrialLoop(Loop):
         self.points = [self._read_coefficients()]
         self.examples: Tensor | None = None
         self._score_batch = self._score if is_single else capture(self._score)
+        limit = 1 if self.task.whole is None else None  # a few samples may not have a metric of the user's
         with torch.no_grad():  # the metric before training, on one batch, is that of epochs after a divergence
             population.eval()
-            self.untrained = {name: self._evaluate(name, 1)[1].nan_to_num(0.0, 0.0, 0.0) for name in ("val", "test")}
+            untrained = {name: self._evaluate(name, limit)[1] for name in ("val", "test")}
+        self.untrained = {name: metric.nan_to_num(0.0, 0.0, 0.0) for name, metric in untrained.items()}
 
     def _losses(self, *loaded: Any) -> tuple[Tensor, Any]:
         """Return each member's losses, (K, B), and its outputs; of a batch that all share, (K, 1), its mean loss."""
@@ -134,7 +136,7 @@ class TrialLoop(Loop):
             examples = scores if self.user_step is None else None
         else:
             aimed, examples = torch.cat(targets).cpu(), None
-            values = [float(whole(own, aimed)) for own in scores.cpu()]
+            values = [measure(whole, own, aimed) for own in scores.cpu()]
         return losses.double().mean(1), self.total.new_tensor(values), examples
 
     @torch.no_grad()

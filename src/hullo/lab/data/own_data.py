@@ -7,7 +7,7 @@ import os
 import re
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,17 +70,28 @@ def open_data(path: str | Path, image_size: int | None = None) -> Dataset:
 
 def _read_folder(folder: Path, image_size: int | None) -> tuple[list[Tensor], tuple[str, ...]]:
     """Read training and evaluation images and their labels from a folder."""
-    if image_size is not None and image_size < 1:
-        raise ValueError(f"--image-size {image_size}: must be an integer of at least 1")
     evaluations = [name for name in ("test", "val") if (folder / name).is_dir()]
     if not (folder / "train").is_dir() or not evaluations:
-        raise DataError(f"{folder} has no folder {'train' if evaluations else 'test'}; {EXPECTED}")
-    classes = tuple(child.name for child in _class_folders(folder / "train"))
-    files = [_list_images(folder / split, classes) for split in ("train", *evaluations)]
+        raise DataError(f"{folder} has no folder {'test' if (folder / 'train').is_dir() else 'train'}; {EXPECTED}")
+    pairs, classes = read_images([folder / split for split in ("train", *evaluations)], image_size)
+    return [part for pair in pairs for part in pair], classes
+
+
+def read_images(
+    folders: Sequence[Path], image_size: int | None = None
+) -> tuple[list[tuple[Tensor, Tensor]], tuple[str, ...]]:
+    """Return the images and labels of each of some folders ``CLASS/*``, and the classes, which are those of the first.
+
+    Args:
+        folders: the folders, that of the training images first.
+        image_size: as in :func:`open_data`.
+    """
+    if image_size is not None and image_size < 1:
+        raise ValueError(f"--image-size {image_size}: must be an integer of at least 1")
+    classes = tuple(child.name for child in class_folders(folders[0]))
+    files = [_list_images(folder, classes) for folder in folders]
     if absent := set(range(len(classes))) - {label for _, label in files[0]}:
-        raise DataError(
-            f"{folder / 'train'}: no samples of class {classes[min(absent)]}; add some, or remove the folder"
-        )
+        raise DataError(f"{folders[0]}: no samples of class {classes[min(absent)]}; add some, or remove the folder")
     decoded = [[_decode(path, image_size) for path, _ in listed] for listed in files]
     pairs = [pair for part in zip(files, decoded, strict=True) for pair in zip(*part, strict=True)]
     ((first, _), sample), *_ = pairs
@@ -88,14 +99,12 @@ def _read_folder(folder: Path, image_size: int | None) -> tuple[list[Tensor], tu
         if image.shape[1:] != sample.shape[1:]:
             raise DataError(f"images differ in size: {first} and {path}; give a size, as in --image-size 64")
     channels = max(len(image) for _, image in pairs)  # grayscale among color images is repeated
-    parts = []
-    for listed, pixels in zip(files, decoded, strict=True):
-        parts.append(torch.stack([image.expand(channels, -1, -1) for image in pixels]))
-        parts.append(torch.tensor([label for _, label in listed]))
-    return parts, classes
+    images = [torch.stack([image.expand(channels, -1, -1) for image in pixels]) for pixels in decoded]
+    labels = [torch.tensor([label for _, label in listed]) for listed in files]
+    return [*zip(images, labels, strict=True)], classes
 
 
-def _class_folders(folder: Path) -> list[Path]:
+def class_folders(folder: Path) -> list[Path]:
     """Return the folders of classes, without hidden ones such as .ipynb_checkpoints."""
     return sorted(child for child in folder.iterdir() if child.is_dir() and not child.name.startswith("."))
 
@@ -103,7 +112,7 @@ def _class_folders(folder: Path) -> list[Path]:
 def _list_images(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
     """Return the paths of the images in a folder with their labels."""
     images = []
-    for child in _class_folders(folder):
+    for child in class_folders(folder):
         if child.name not in classes:
             raise DataError(f"{child}: class {child.name!r} has no training images; classes: {', '.join(classes[:8])}")
         images += [(path, classes.index(child.name)) for path in sorted(_walk(child))]
@@ -143,11 +152,8 @@ def _decode(path: Path, size: int | None) -> Tensor:
 
 
 def _read_arrays(path: Path) -> tuple[list[Tensor], tuple[str, ...]]:
-    """Read the arrays of a file."""
-    try:
-        arrays: Mapping[str, Any] = load_file(path) if path.suffix == ".safetensors" else _load_npz(path)
-    except (OSError, EOFError, ValueError, SafetensorError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path} cannot be read: {error}") from None
+    """Read samples and labels from the arrays of a file."""
+    arrays = load_arrays(path)
     splits = ("train", "test", "val") if {"x_val", "y_val"} & arrays.keys() else ("train", "test")
     names = [f"{kind}_{split}" for split in splits for kind in "xy"]
     if missing := [name for name in names if name not in arrays]:
@@ -155,14 +161,26 @@ def _read_arrays(path: Path) -> tuple[list[Tensor], tuple[str, ...]]:
             f"{path} has no array {missing[0]}; it has {', '.join(sorted(arrays)[:8]) or 'none'}; {EXPECTED}"
         )
     try:
-        parts = [(_as_samples if name[0] == "x" else _as_labels)(torch.as_tensor(arrays[name])) for name in names]
-    except (TypeError, ValueError) as error:
+        parts = [(as_samples if name[0] == "x" else _as_labels)(arrays[name]) for name in names]
+    except ValueError as error:
         raise DataError(f"{path}: {error}") from None
     present: Tensor = torch.unique(parts[1])
     if len(present) < 2 or not torch.equal(present, torch.arange(len(present))):
         shown = ", ".join(map(str, present[:8].tolist()))
         raise DataError(f"{path}: y_train has labels {shown}; number two classes or more 0, 1, 2, ... without gaps")
     return parts, tuple(map(str, range(len(present))))
+
+
+def load_arrays(path: Path) -> dict[str, Tensor]:
+    """Return the arrays of a file by name."""
+    try:
+        arrays: Mapping[str, Any] = load_file(path) if path.suffix == ".safetensors" else _load_npz(path)
+    except (OSError, EOFError, ValueError, SafetensorError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+    try:
+        return {name: torch.as_tensor(array) for name, array in arrays.items()}
+    except TypeError as error:
+        raise DataError(f"{path}: {error}") from None
 
 
 def _load_npz(path: Path) -> dict[str, Any]:
@@ -180,7 +198,7 @@ def _as_labels(labels: Tensor) -> Tensor:
     return (labels.flatten() if labels.shape[1:] == (1,) else labels).long()
 
 
-def _as_samples(samples: Tensor) -> Tensor:
+def as_samples(samples: Tensor) -> Tensor:
     """Return images as uint8 of shape (count, channels, height, width), features as float32, tokens as int64."""
     if samples.dim() < 2 or samples.is_complex() or 0 in samples.shape[1:]:
         shape = f"{samples.dtype} of shape {tuple(samples.shape)}"

@@ -211,7 +211,7 @@ def _may_build(item: object, module: ModuleType) -> bool:
 
 
 def apply_activation(
-    network: nn.Module, activation: ActivationSpec, example: Tensor | None, *, compare: bool = True
+    network: nn.Module, activation: ActivationSpec, example: Tensor | tuple[Tensor, ...] | None, *, compare: bool = True
 ) -> None:
     """Replace every activation of a network; a fixed one becomes a frozen hull of one base."""
     replace_activations(

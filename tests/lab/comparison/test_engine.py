@@ -1,0 +1,112 @@
+"""The engine decides as the simulated decision does: workers draw scores instead of training networks."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from threading import Event
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from hullo.lab.comparison import Result, work
+from hullo.lab.comparison.budget import Clock, Plan
+from hullo.lab.comparison.decision import UNDECIDED, Score, Trial, choose, confirm
+from hullo.lab.comparison.engine import MAX_SEEDS, Engine
+from hullo.lab.comparison.store import Store
+from hullo.lab.comparison.task import make_task
+from hullo.lab.progress import Progress
+from hullo.lab.spec.environment import environment
+from hullo.lab.spec.records import learned_fields, make_record, round_number
+from hullo.lab.spec.run_spec import Spec
+
+NAMES, RATES, LOOKS, WORTH = ("own", "relu", "gelu", "tanh", "silu"), (0.1, 0.3), (4, 8, 16), 0.3
+MACHINE = environment("cpu")
+
+
+class Dice:
+    """Workers that draw scores: what a seed shares and skewed noise; some networks diverge."""
+
+    count = 1
+
+    def __init__(self, seed: int, *, lower: bool = False, test_seed: int = 0) -> None:
+        self.seed, self.sign, self.test_seed, self.trained = seed, -1.0 if lower else 1.0, test_seed, list[Trial]()
+
+    def draw(self, trial: Trial) -> tuple[list[float], list[float], bool]:
+        """Return validation and test scores after two epochs, and whether the network diverged."""
+        shared, own, test = (
+            random.Random(f"{self.seed} {part}") for part in (trial.seed, trial, (trial, self.test_seed))
+        )
+        level = shared.gauss(0, 0.5)
+        val, tests = ([round_number(level + 0.5 * dice.expovariate(1)) for _ in range(2)] for dice in (own, test))
+        return val, tests, own.random() < 0.05
+
+    def scores(self, trials: Sequence[Trial], words: str = "") -> dict[Trial, Score]:
+        """Return what the decision is simulated with: scores after the epoch that is best on validation data."""
+        found = {}
+        for trial in trials:
+            val, test, diverged = self.draw(trial)
+            best = 0 if val[0] >= val[1] else 1
+            found[trial] = Score(math.nan, math.nan) if diverged else Score(val[best], test[best])
+        return found
+
+    def map(self, function: Any, setup: Any, calls: Sequence[Any], **_: Any) -> Iterator[Any]:
+        for call in calls:
+            if function is work.measure:
+                yield {"setup": 0.0, "fixed": 0.0, "each": 1e-9, "members": 1000}
+            elif function is work.train:
+                self.trained += call[0]
+                yield work.Trained({trial: self.record(trial) for trial in call[0]}, {}, {})
+            else:
+                yield []
+
+    def record(self, trial: Trial) -> Any:
+        val, test, diverged = self.draw(trial)
+        spec = Spec("net", "dice", trial.candidate, seed=trial.seed, epochs=2, settings=f"lr={trial.lr:g}")
+        losses: Mapping[str, Sequence[float]] = {"train_loss": [1.0, math.inf if diverged else 1.0], "test_loss": []}
+        curves = {name: [self.sign * score for score in part] for name, part in (("val", val), ("test", test))}
+        more = {"metric": "score", "lower_is_better": self.sign < 0, "test_accuracy": []}
+        more |= {f"{name}_metric": curve for name, curve in curves.items()}
+        about = {"members": 1, "seconds": 0.0, "environment": MACHINE}
+        return make_record(spec, learned_fields(spec.row, [], []), losses, **about, **more)
+
+
+def run(folder: Path, dice: Any, seeds: int, minutes: float = 10.0) -> Result:
+    """Call a comparison whose networks are drawn."""
+    task = make_task(None, None, lambda outputs, targets: 0.0, higher_is_better=dice.sign > 0)
+    items = {name: SimpleNamespace(name=name, label=name, group="", scale=1.0) for name in NAMES}
+    data, nothing = SimpleNamespace(name="dice"), Event()
+    setup: Any = SimpleNamespace(network="net", data=data, candidates=items, task=task, notes=[])
+    folder.mkdir(exist_ok=True)
+    with Progress(Console(quiet=True), quiet=True) as progress:
+        store, plan, clock = Store(folder, task.sign), Plan(RATES, members=1000), Clock(60 * minutes)
+        return Engine(setup, store, dice, progress, clock, nothing, plan, 2, seeds, WORTH).run()
+
+
+@pytest.mark.parametrize("lower", [False, True])
+def test_the_engine_decides_as_the_decision_that_is_simulated(lower: bool, tmp_path: Path) -> None:
+    kinds = set()
+    for seed in range(6):
+        dice = Dice(seed, lower=lower)
+        choice = choose(NAMES, RATES, dice.scores, count_seeds=lambda *_: MAX_SEEDS)
+        for look, pairs in enumerate(LOOKS, 1):
+            result = run(tmp_path / str(seed), dice, pairs)
+            assert (result.choice.challenger, result.choice.rates) == (choice.challenger, choice.rates)
+            assert result.verdict == confirm(choice, pairs, WORTH, look, dice.scores(choice.confirmation(pairs)))
+            kinds.add(result.verdict.kind)
+            if result.verdict.kind != UNDECIDED:
+                break
+        assert len(dice.trained) == len(set(dice.trained))
+    assert len(kinds) > 1
+
+
+def test_scores_on_test_data_choose_nothing(tmp_path: Path) -> None:
+    one, two = Dice(0), Dice(0, test_seed=1)
+    first, second = (run(tmp_path / str(k), dice, 4) for k, dice in enumerate((one, two)))
+    assert one.trained == two.trained
+    assert (first.choice.rates, first.choice.challenger) == (second.choice.rates, second.choice.challenger)
+    assert first.verdict != second.verdict
