@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import hullo
 import hullo.lab
 from hullo.lab.spec.records import Records
@@ -61,6 +63,24 @@ print("loaded:", *sys.modules)
     unwanted = ("data", "networks", "run", "analysis.figures", "analysis.report")
     packages = ("hullo.population", "matplotlib", *(f"hullo.lab.{name}" for name in unwanted))
     assert not [name for name in loaded if name.startswith(packages)]
+
+
+@pytest.mark.parametrize(
+    ("code", "package"),
+    [
+        ("from hullo.lab import compare", "safetensors"),
+        ("import hullo.keras", "keras"),
+        ("import hullo; hullo.plot(hullo.AffineHull('relu'))", "matplotlib"),
+        ("from hullo.__main__ import main; main()", "typer"),
+    ],
+)
+def test_without_its_extra_an_import_names_the_package_and_the_command(code: str, package: str) -> None:
+    absent = f"import sys; sys.argv = ['hullo']; sys.modules[{package!r}] = None\n{code}"
+    done = subprocess.run([sys.executable, "-c", absent], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert package in last
+    assert "pip install" in last
 
 
 def test_dir_shows_the_public_names_and_nothing_else() -> None:

@@ -245,15 +245,15 @@ SENTENCES: list[tuple[str, str, Values]] = [
     ),
     (
         "README.md",
-        r"\*\*Populations: (\S+) times\*\* the speed of the fastest alternative for 60 ResNet-20 \(hullo (\S+?)\)",
+        r"\*\*Populations: (\S+) times\*\* the speed of the fastest alternative for 60 ResNet-20 \(H200, hullo (\S+?)\)",
         lambda: (times_as_fast("resnet20"), version_of("resnet20", "population_peers")),
     ),
     (
         "README.md",
-        r"(\S+) times for 8 nanoGPT with dropout, (\S+) for 8 BERT \(hullo (\S+?);",
+        r"(\S+) times for 8 BERT, (\S+) times for 8 nanoGPT .*? (\S+) times, .*? for 8 U-Nets \(H200, hullo (\S+?);",
         lambda: (
-            *(times_as_fast(name, 8, "population_work") for name in ("nanogpt", "bert")),
-            *{version_of(name, "population_work") for name in ("nanogpt", "bert")},
+            *(times_as_fast(name, 8, "population_work") for name in ("bert", "nanogpt", "unet")),
+            *{version_of(name, "population_work") for name in ("bert", "nanogpt", "unet")},
         ),
     ),
     ("README.md", r"they gain little: (\S+) to (\S+) times the speed of .*? \(hullo (\S+?)\)", on_a_cpu),
