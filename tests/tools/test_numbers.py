@@ -245,7 +245,7 @@ SENTENCES: list[tuple[str, str, Values]] = [
     ),
     (
         "README.md",
-        r"\*\*Populations: (\S+) times\*\* the speed of the fastest alternative for 60 ResNet-20 \(H200, hullo (\S+?)\)",
+        r"\*\*Populations: (\S+) times\*\* the speed of the fastest .*? for 60 ResNet-20 \(H200, hullo (\S+?)\)",
         lambda: (times_as_fast("resnet20"), version_of("resnet20", "population_peers")),
     ),
     (
