@@ -78,6 +78,12 @@ class TestEveryKind:
         restored.load_state_dict(model.state_dict())
         torch.testing.assert_close(restored(x), model(x), rtol=0, atol=0)
         torch.testing.assert_close(hullo.surgery.load_hulls(model.state_dict())["1"](x), model[1](x))
+        half = {name: tensor.half() for name, tensor in model[1].state_dict().items()}
+        for assign in (False, True):
+            loaded = made(kind, groups)
+            loaded.load_state_dict(half, assign=assign)
+            assert {parameter.dtype for parameter in loaded.parameters()} == {torch.float32}
+            torch.testing.assert_close(loaded(x), model[1](x), rtol=1e-2, atol=1e-2)
         plain = nn.Sequential(nn.Linear(4, 4), hullo.LinearHull(*NAMES, groups=groups))
         with pytest.raises(RuntimeError, match=r"Unexpected key.*inner_scale"):
             plain.load_state_dict(model.state_dict())

@@ -88,6 +88,12 @@ class TestConstruction:
     def test_rounding_errors_are_not_printed(self) -> None:
         assert repr(hullo.AffineHull("relu", "tanh", init=[1 + 2e-8, -2e-8])) == "AffineHull(relu=1, tanh=0)"
         assert repr(hullo.LinearHull("relu", "tanh", init=[-2e-8, -0.0])) == "LinearHull(relu=-2e-08, tanh=0)"
+        assert repr(hullo.LinearHull("relu", "tanh", init=[3.0, -3.1e-6])) == "LinearHull(relu=3, tanh=-3.1e-06)"
+
+    def test_diverged_coefficients_are_printed(self) -> None:
+        act = hullo.LinearHull("relu", "tanh")
+        act.raw.data.copy_(torch.tensor([torch.inf, 0.5]))
+        assert repr(act) == "LinearHull(relu=inf, tanh=0.5)"
 
     def test_repr_shows_bases_and_options(self) -> None:
         assert repr(hullo.AffineHull(*TRIO)) == "AffineHull(identity=0.33, relu=0.33, tanh=0.33)"

@@ -31,6 +31,12 @@ class TestPrecision:
         assert y.dtype == model[0].weight.dtype
         y.sum().backward()
 
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+    def test_conversions_move_coefficients_to_the_device(self, dtype: torch.dtype) -> None:
+        act = hullo.AffineHull(*TRIO, inner_scale="base").to("meta", dtype)
+        kept = torch.float64 if dtype == torch.float64 else torch.float32
+        assert [(p.device.type, p.dtype) for p in act.parameters()] == [("meta", kept)] * 2
+
     def test_double_models_have_double_coefficients(self) -> None:
         act = hullo.AffineHull(*TRIO).double()
         assert act.raw.dtype == torch.float64

@@ -22,6 +22,7 @@ OPTIMIZERS: list[Callable[[Sequence[Tensor]], torch.optim.Optimizer]] = [  # who
     lambda parameters: torch.optim.SGD(parameters, lr=0.01),
     lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9),
 ]
+PRECISIONS = (torch.float32, torch.float64)
 on_faces = st.lists(st.sampled_from([0.0, 0.0, 0.25, 0.5, 1.0]), min_size=3, max_size=3).filter(sum)
 
 
@@ -137,6 +138,28 @@ def test_other_parameters_and_hulls_keep_their_gradients() -> None:
     trained = [p for name, p in others.named_parameters() if not name.startswith("3.")]
     torch.optim.SGD([*trained, *hullo.ConvexHull(*BASES).parameters()], lr=0.1).step()
     assert all(torch.equal(parameter.grad, before[name]) for name, parameter in others.named_parameters())
+
+
+def test_hulls_of_one_step_are_restricted_like_each_alone() -> None:
+    torch.manual_seed(0)
+    kinds = [(names, groups, dtype) for names in (BASES[:2], BASES) for groups in (1, 3) for dtype in PRECISIONS]
+    together = nn.ModuleList(
+        hull_class(*names, groups=groups, init="relu", dtype=dtype)
+        for names, groups, dtype in kinds
+        for hull_class in (hullo.ConvexHull, hullo.ConicHull)
+    )
+    alone = copy.deepcopy(together)
+    for act, other in zip(together, alone, strict=True):
+        act.raw.grad = torch.randn_like(act.raw)
+        other.raw.grad = act.raw.grad.clone()
+    up, down = together[::2], together[1::2]
+    groups = [{"params": up.parameters(), "maximize": True}, {"params": down.parameters()}]
+    torch.optim.SGD(groups, lr=0.1).step()
+    for n, (act, other) in enumerate(zip(together, alone, strict=True)):
+        sign = -1 if n % 2 == 0 else 1
+        gradient = sign * other.parametrization.restrict(other.raw, sign * other.raw.grad)
+        torch.testing.assert_close(act.raw.grad, gradient)
+        torch.testing.assert_close(act.raw, other.raw - 0.1 * sign * gradient)
 
 
 def test_deleted_hull_is_not_kept_alive() -> None:

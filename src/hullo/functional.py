@@ -63,7 +63,7 @@ def apply(
     Error messages end with the hint of the hull.
     """
     if isinstance(x, fx.Proxy):  # torch.fx traces with these in place of tensors
-        return apply_spelled(x, raw, scales, spec.spelled, backend)
+        return apply_encoded(x, raw, scales, spec.encoded, backend)
     check_tensors(x, raw, spec, hull)
     if scales is not None:
         return _apply_scaled(x, raw, scales, spec, backend)
@@ -73,7 +73,7 @@ def apply(
             return _combine(x, raw, spec, kernel)
         return load(kernel).forward(x, raw, spec)
     if torch.compiler.is_compiling() and kernel == "triton" and not is_exporting():
-        fused: Tensor = operators.combine(x, raw, spec.spelled, backend)
+        fused: Tensor = operators.combine(x, raw, spec.encoded, backend)
         return fused
     if torch.compiler.is_compiling() or not is_eager():
         return reference.forward(
@@ -83,9 +83,9 @@ def apply(
 
 
 @fx.wrap
-def apply_spelled(x: Tensor, raw: Tensor, scales: Tensor | None, spelled: str, backend: str | None) -> Tensor:
+def apply_encoded(x: Tensor, raw: Tensor, scales: Tensor | None, encoded: str, backend: str | None) -> Tensor:
     """Call `apply` with a spec as a string, which a graph of torch.fx can hold."""
-    return apply(x, raw, CombineSpec.read(spelled), scales, backend)
+    return apply(x, raw, CombineSpec.decode(encoded), scales, backend)
 
 
 def _apply_scaled(x: Tensor, raw: Tensor, scales: Tensor, spec: CombineSpec, backend: str | None) -> Tensor:

@@ -335,7 +335,7 @@ def test_compiled_code_calls_the_fused_kernel() -> None:
 def test_the_operators_pass_torchs_own_checks(layout: torch.memory_format) -> None:
     x = torch.randn(4, 6, 5, 5, device=DEVICE).to(memory_format=layout).requires_grad_()
     raw = torch.randn(2, 3, device=DEVICE, requires_grad=True)
-    rest = (CombineSpec(TRIO, get_parametrization("recentred"), 1).spelled, None)
+    rest = (CombineSpec(TRIO, get_parametrization("recentred"), 1).encoded, None)
     torch.library.opcheck(torch.ops.hullo.combine, (x, raw, *rest))
     torch.library.opcheck(torch.ops.hullo.combine_backward, (x.detach(), x.detach(), raw.detach(), *rest))
 

@@ -1,6 +1,6 @@
 """Custom operators for torch.compile: torch.ops.hullo.combine and its backward pass.
 
-A compiled graph calls the fused kernels through these. The spec is a string, as :attr:`CombineSpec.spelled` writes it.
+A compiled graph calls the fused kernels through these. The spec is a string, as :attr:`CombineSpec.encoded` writes it.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from hullo.kernels import CombineSpec, choose, load
 
 
 @torch.library.custom_op("hullo::combine", mutates_args=())
-def combine(x: Tensor, raw: Tensor, spelled: str, backend: str | None) -> Tensor:
-    spec = CombineSpec.read(spelled)
+def combine(x: Tensor, raw: Tensor, encoded: str, backend: str | None) -> Tensor:
+    spec = CombineSpec.decode(encoded)
     return load(choose(x, spec, backend)).forward(x, raw, spec)
 
 
 @torch.library.custom_op("hullo::combine_backward", mutates_args=())
 def combine_backward(
-    gradient: Tensor, x: Tensor, raw: Tensor, spelled: str, backend: str | None
+    gradient: Tensor, x: Tensor, raw: Tensor, encoded: str, backend: str | None
 ) -> tuple[Tensor, Tensor]:
-    spec = CombineSpec.read(spelled)
+    spec = CombineSpec.decode(encoded)
     return load(choose(x, spec, backend)).backward(gradient, x, raw, spec)
 
 
 @combine.register_fake
-def _(x: Tensor, raw: Tensor, spelled: str, backend: str | None) -> Tensor:
+def _(x: Tensor, raw: Tensor, encoded: str, backend: str | None) -> Tensor:
     return torch.empty_like(x)
 
 
 @combine_backward.register_fake
-def _(gradient: Tensor, x: Tensor, raw: Tensor, spelled: str, backend: str | None) -> tuple[Tensor, Tensor]:
+def _(gradient: Tensor, x: Tensor, raw: Tensor, encoded: str, backend: str | None) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x), torch.empty_like(raw)
 
 

@@ -40,14 +40,14 @@ class CombineSpec:
         return [_derivative(base, self.order) for base in self.bases]
 
     @property
-    def spelled(self) -> str:
+    def encoded(self) -> str:
         """Return the spec as a string, which a graph can hold: ``recentred 1 identity;relu;tanh``."""
         return f"{self.parametrization.name} {self.channel_dim} {';'.join(item.name for item in self.bases)}"
 
     @classmethod
-    def read(cls, spelled: str) -> CombineSpec:
+    def decode(cls, encoded: str) -> CombineSpec:
         """Return the spec of a string."""
-        parametrization, channel_dim, names = spelled.split(" ")
+        parametrization, channel_dim, names = encoded.split(" ")
         return cls(tuple(map(get_base, names.split(";"))), get_parametrization(parametrization), int(channel_dim))
 
 
