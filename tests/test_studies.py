@@ -12,6 +12,7 @@ import threading
 from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -107,9 +108,10 @@ def test_diverged_runs_are_counted_and_never_chosen(study: ModuleType, tmp_path:
 
 
 def test_without_a_fixed_activation_there_is_no_reference(study: ModuleType, tmp_path: Path) -> None:
-    opened, _ = open_study(study, tmp_path / "runs.jsonl", lambda run: (1.0, 1.0, 1.0))
-    with pytest.raises(ValueError, match="fixed"):
+    opened, trained = open_study(study, tmp_path / "runs.jsonl", lambda run: (1.0, 1.0, 1.0))
+    with pytest.raises(study.UserError, match="fixed"):
         opened.compare(candidates(study, learned=("a",)), [0.1], range(1), range(100, 102))
+    assert trained == []  # before any time is spent
 
 
 def test_parts_that_would_end_late_are_left_for_the_next_call(
@@ -172,6 +174,15 @@ def test_runs_with_other_arguments_are_not_taken(study: ModuleType, tmp_path: Pa
     assert open_with(seeds=5, minutes=1.0, only=["gelu"], commit="abd", text=Path("shakespeare.txt")).done
     with pytest.raises(ValueError, match=r"'steps': 20.*'steps': 2000.*--output"):
         open_with(steps=2000)
+
+
+def test_mistakes_are_told_without_a_traceback(study: ModuleType, tmp_path: Path) -> None:
+    given = argparse.Namespace(minutes=math.inf)
+    for wrong in (study.UserError("--output"), study.DataError("hullo data fetch"), FileNotFoundError("--output")):
+        with pytest.raises(SystemExit, match=r"error: .*(--output|fetch)"):
+            study.print_report(given, Mock(side_effect=wrong))
+    with pytest.raises(ZeroDivisionError):  # not the user's
+        study.print_report(given, Mock(side_effect=ZeroDivisionError))
 
 
 @pytest.mark.parametrize(("option", "few"), [("--seeds", 1), ("--choosing", 0), ("--at-once", 0), ("--first-seed", 99)])
@@ -376,6 +387,16 @@ def test_losses_of_language_are_of_validation_and_test_text(study: ModuleType, g
         with torch.no_grad():
             expected = F.cross_entropy(made(sequences[:, :-1]).flatten(0, 1), sequences[:, 1:].flatten())
         assert score[part] == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_texts_are_read_as_numbers_of_their_bytes(study: ModuleType, tmp_path: Path) -> None:
+    language = importlib.import_module("language")
+    (tmp_path / "b.py").write_text("ca" * 30)
+    (tmp_path / "a.py").write_text("b")
+    (tmp_path / "c.txt").write_text("no Python")
+    assert language.read(argparse.Namespace(text=tmp_path, length=2)).tolist() == [1, *[2, 0] * 30]
+    with pytest.raises(study.UserError, match=r"61 bytes.*80 or more"):
+        language.read(argparse.Namespace(text=tmp_path, length=3))
 
 
 def test_forms_of_language_models(study: ModuleType, gpt) -> None:

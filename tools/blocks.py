@@ -31,7 +31,7 @@ from pages.course import drift_tables, late_loss_table
 from pages.models import models_part
 from pages.plans import plans_part
 from pages.speed import read_plain, speed_table
-from pages.studies import changes_part, study_part
+from pages.studies import answers_part, changes_part, study_part
 
 from hullo.lab.analysis.experiments import Experiment, experiments
 from hullo.lab.analysis.sources import longest_of_columns, read_records
@@ -91,6 +91,7 @@ def _show_comparison(output: str) -> str:
 
 
 FILES: dict[str, Callable[[Path], str]] = {
+    "answers": answers_part,
     "runs": study_part,
     "changes": changes_part,
     "models": models_part,

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from own_bases import OMEGA
 from PIL import Image, ImageOps
-from study import FRESH, Candidate, Make, Run, Scores, Train, at_rates, fixed, main, populate, results
+from study import FRESH, Candidate, Make, Run, Scores, Train, UserError, at_rates, fixed, main, populate, results
 from torch import Tensor, nn
 
 import hullo
@@ -105,7 +105,7 @@ def open_train(given: argparse.Namespace, device: torch.device) -> Train:
     files = sorted(path for path in given.folder.iterdir() if path.suffix.lower() in (".png", ".jpg", ".jpeg", ".webp"))
     fresh = given.first_seed + given.seeds - FRESH
     if given.choosing + fresh > len(files):
-        raise ValueError(f"{given.choosing} images to choose and {fresh} fresh ones are more than {len(files)}")
+        raise UserError(f"{given.choosing} images to choose and {fresh} fresh ones are more than {len(files)}")
 
     def file_of(seed: int) -> Path:
         """Return the image of a seed: 0, 1, ... count from the start of the folder, fresh ones from its end."""

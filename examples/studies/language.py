@@ -22,7 +22,21 @@ from pathlib import Path
 import own_bases  # noqa: F401  (adds them)
 import torch
 import torch.nn.functional as F
-from study import Candidate, Make, Run, Scores, Train, at_rates, fixed, in_groups, main, populate, results, settings
+from study import (
+    Candidate,
+    Make,
+    Run,
+    Scores,
+    Train,
+    UserError,
+    at_rates,
+    fixed,
+    in_groups,
+    main,
+    populate,
+    results,
+    settings,
+)
 from torch import Tensor, nn
 
 from hullo import AffineHull, LinearHull, presets
@@ -108,10 +122,13 @@ class GPT(nn.Module):
         return self.head(self.norm(self.blocks(x)))
 
 
-def read(path: Path) -> Tensor:
+def read(given: argparse.Namespace) -> Tensor:
     """Return the bytes of a file, or of all Python files in a directory, as tokens from 0 on."""
-    files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
-    found = torch.frombuffer(bytearray(b"".join(file.read_bytes() for file in files)), dtype=torch.uint8)
+    files = sorted(given.text.rglob("*.py")) if given.text.is_dir() else [given.text]
+    text = b"".join(file.read_bytes() for file in files)
+    if len(text) < (least := 20 * (given.length + 1)):  # a sequence validates
+        raise UserError(f"{given.text} has {len(text)} bytes of text: give {least} or more, or a smaller --length")
+    found = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     known = found.unique()
     return torch.searchsorted(known, found)
 
@@ -181,7 +198,7 @@ def train(
 
 
 def open_train(given: argparse.Namespace, device: torch.device) -> Train:
-    text = read(given.text).to(device)
+    text = read(given).to(device)
     return lambda runs: in_groups(
         runs, lambda run: CANDIDATES[run.candidate].form, lambda group: train(group, text, given, given.steps)[1]
     )

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from hullo import AffineHull, ConvexHull, Hull, LinearHull
 from hullo.lab.analysis.statistics import Interval, holm, p_value
+from hullo.lab.data import DataError
 from hullo.lab.files import atomic_write, locked
 from hullo.lab.spec.environment import choose_device, device_name, environment
 from hullo.population import Population
@@ -129,6 +130,10 @@ class OutOfTime(Exception):  # noqa: N818  (it is no error)
     """There is no time left for the next part of a study."""
 
 
+class UserError(ValueError):
+    """A study cannot be made of what was given."""
+
+
 @dataclass(frozen=True)
 class Choice:
     """The learning rate of a candidate, and its mean validation score."""
@@ -158,7 +163,7 @@ class Study:
         for line in path.read_text().splitlines() if path.exists() else ():
             record = json.loads(line)
             if train and record["arguments"] != about["arguments"]:
-                raise ValueError(
+                raise UserError(
                     f"{path} has runs with {record['arguments']}, not {about['arguments']}: give another --output"
                 )
             self.done[Run(**record["run"])] = record["scores"]
@@ -205,10 +210,10 @@ class Study:
         self, candidates: Mapping[str, Candidate], rates: Sequence[float], choosing: Sequence[int], fresh: Sequence[int]
     ) -> str:
         """Choose rates and the reference on some seeds, confirm on others, and return a table in Markdown."""
-        chosen = self.choose(list(candidates), rates, choosing)
         others = [name for name in candidates if candidates[name].is_fixed]
         if not others:
-            raise ValueError("give a fixed activation, too: the best of them is the reference")
+            raise UserError(f"{list(candidates)}: give a fixed activation, too; the best of them is the reference")
+        chosen = self.choose(list(candidates), rates, choosing)
         return self.confirm(chosen, min(others, key=lambda name: chosen[name].val), rates, fresh)
 
     def confirm(
@@ -362,12 +367,14 @@ def open_study(given: argparse.Namespace, path: Path, train: Train, device: torc
 
 
 def print_report(given: argparse.Namespace, make_report: Callable[[torch.device], str]) -> None:
-    """Print the report of a study, or what is left of it if the time is over."""
+    """Print the report of a study, what is left of it if the time is over, or what is wrong with what was given."""
     given.end = time.monotonic() + 60 * given.minutes
     try:
         print(make_report(choose_device(None)))
     except OutOfTime as left:
         print(left)
+    except (UserError, DataError, OSError) as wrong:
+        raise SystemExit(f"error: {wrong}") from None
 
 
 def main(

@@ -19,7 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
-from study import Candidate, Make, Run, Scores, Train, fixed, main, populate, results, settings
+from study import Candidate, Make, Run, Scores, Train, UserError, fixed, main, populate, results, settings
 from torch import Tensor, nn
 
 import hullo
@@ -53,7 +53,9 @@ for name in ("relu", "gelu", "silu", "affine from relu per feature"):
 def read(path: Path) -> tuple[list[tuple[Tensor, Tensor]], float]:
     """Return features and standardized targets of training, validation and test rows, and the unit of the targets."""
     with path.open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["total_bedrooms"]]
+        rows = [row for row in csv.DictReader(file) if row.get("total_bedrooms")]
+    if not rows:
+        raise UserError(f"{path} has no column total_bedrooms: give the table of California housing, as a CSV file")
     table = {
         name: torch.tensor([float(row[name]) for row in rows]).double() for name in rows[0] if name != "ocean_proximity"
     }

@@ -34,7 +34,7 @@ CANDIDATES = {
 
 
 def open_train(given: argparse.Namespace, device: torch.device) -> Train:
-    text = read(given.text).to(device)
+    text = read(given).to(device)
 
     def train_before(runs: Sequence[Run]) -> Population:
         return train_networks(runs, text, given, given.before, {"before": CANDIDATES["gelu"]})[0]

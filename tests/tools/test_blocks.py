@@ -77,12 +77,13 @@ def test_swapped_models_are_counted_with_reasons(tmp_path: Path) -> None:
 def test_output_and_runs_are_those_of_their_files(tmp_path: Path) -> None:
     runs = [("relu", 0.1, 0, 3.0), ("relu", 0.2, 0, 2.0), ("prelu", 0.1, 0, 2.5), ("prelu", 0.2, 0, 2.6)]
     runs += [("relu", 0.2, 100, 4.0), ("prelu", 0.1, 100, 3.5), ("relu", 0.2, 101, 5.0), ("prelu", 0.1, 101, 3.5)]
-    about = dict.fromkeys(("device", "threads", "python", "torch", "hullo", "commit"), "here")
+    about = dict.fromkeys(("device", "threads", "python", "torch", "triton", "hullo", "commit"), "here")
     lines = [
         json.dumps(
             {
                 "run": {"candidate": name, "lr": lr, "seed": seed},
                 "scores": {"val": score, "test": score, "seconds": 1.0},
+                "arguments": {},
                 "environment": about,
             }
         )

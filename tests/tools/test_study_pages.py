@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from pages import studies
 from pages.studies import changes_part, study_part
 
 
@@ -56,3 +57,11 @@ def test_changes_are_against_each_fixed_function_on_fresh_seeds(records: Path) -
     assert table["activation"] == ["against relu", "against gelu", "against hull"]
     assert table["gelu"] == ["-1.0000 ± 0.0000", "", "-9.1000 ± 0.2484"]
     assert table["hull"] == ["+8.1000 ± 0.2484", "+9.1000 ± 0.2484"]
+
+
+def test_answers_are_of_what_validation_data_chose_and_of_the_best_in_hindsight(
+    records: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(studies, "TASKS", {records.stem: "a task"})
+    (row,) = [line.strip("| ").split(" | ") for line in studies.answers_part(records.parent).splitlines()[2:3]]
+    assert row == ["a task", "relu<br>104.0000 ± 2.4841", "hull", "+8.1000 ± 0.2484<br>against gelu: +9.1000 ± 0.2484"]

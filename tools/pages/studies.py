@@ -7,13 +7,49 @@ import runpy
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
-from hullo.lab.analysis.statistics import paired
+from hullo.lab.analysis.statistics import Interval, paired
 from hullo.lab.analysis.tables.markdown import grid
 from hullo.lab.spec.environment import Environment
 
 STUDIES = Path(__file__).parents[2] / "examples" / "studies"
+
+
+TASKS = {
+    "tables": "[an MLP on California housing](#tables)",
+    "tables-settings": "[the same, a third of the epochs](#which-setting-in-20-epochs)",
+}
+"""Studies in the table of answers, by file."""
+
+
+def answers_part(folder: Path) -> str:
+    """Return a row for each task: the best fixed and learned activation on validation data, and the change.
+
+    A fixed activation that did better on the fresh seeds than the one chosen is named, with the change against it.
+    """
+    lines = []
+    for stem, task in TASKS.items():
+        path = folder / f"{stem}.jsonl"
+        study, found, candidates = _open(path)
+        choosing, fresh, rates = _seeds_and_rates(study, found)
+        chosen = found.choose(list(candidates), rates, choosing)
+        tests = {
+            name: dict(zip(fresh, found.values("test", name, chosen[name].lr, fresh), strict=True)) for name in chosen
+        }
+        fixed = [name for name in chosen if candidates[name].is_fixed]
+        learned = [name for name in chosen if not candidates[name].is_fixed and "control" not in name]
+        reference, best = (min(names, key=lambda name: chosen[name].val) for names in (fixed, learned))
+        hindsight = min(fixed, key=lambda name: mean(tests[name].values()))
+        changes = [spell_change(tests[best], tests[reference])]
+        if hindsight != reference:
+            changes.append(f"against {hindsight}: {spell_change(tests[best], tests[hindsight])}")
+        score = Interval.of(tests[reference].values()).spell(".4f")
+        lines.append([task, f"{reference}<br>{score}", best, "<br>".join(changes)])
+    head = ["task", "best fixed activation", "best learned one", "change (lower is better)"]
+    about = "Test scores, mean and 95 % interval over fresh seeds; changes on the same seeds."
+    return f"{grid(head, lines)}\n\n<sub>{about}</sub>"
 
 
 def study_part(path: Path) -> str:
@@ -22,17 +58,17 @@ def study_part(path: Path) -> str:
     The file is called after the study: tables.jsonl, tables-settings.jsonl.
     """
     study, found, candidates = _open(path)
-    seeds = sorted({run.seed for run in found.done})
-    choosing, fresh = ([seed for seed in seeds if (seed >= study["FRESH"]) == is_fresh] for is_fresh in (False, True))
-    rates = sorted({run.lr for run in found.done if run.seed == 0})
+    choosing, fresh, rates = _seeds_and_rates(study, found)
     table: str = found.compare(candidates, rates, choosing, fresh)
     records = [json.loads(line) for line in path.read_text().splitlines()]
     places = dict.fromkeys(str(Environment(**record["environment"])) for record in records)
     arguments = ", ".join(f"{name} {value}" for name, value in records[0]["arguments"].items())
-    about = (
-        f"Mean and 95 % interval over {len(fresh)} fresh seeds; changes on the same seeds. {arguments.capitalize()}."
-    )
-    return f"{table}\n\n<sub>{about} {'; '.join(places)}</sub>"
+    minutes = sum(record["scores"]["seconds"] for record in records) / 60
+    about = [
+        f"Mean and 95 % interval over {len(fresh)} fresh seeds; changes on the same seeds.",
+        f"{arguments.capitalize()}. {len(records)} runs in {minutes:.0f} minutes.",
+    ]
+    return f"{table}\n\n<sub>{' '.join(about)} {'; '.join(places)}</sub>"
 
 
 def changes_part(path: Path) -> str:
@@ -61,6 +97,13 @@ def read_tests(path: Path) -> tuple[dict[str, dict[int, float]], dict[str, Any]]
         if run.seed >= study["FRESH"]:
             tests.setdefault(run.candidate, {})[run.seed] = scores["test"]
     return tests, candidates
+
+
+def _seeds_and_rates(study: Mapping[str, Any], found: Any) -> tuple[list[int], list[int], list[float]]:
+    """Return the seeds that chose, the fresh ones, and the learning rates to choose from."""
+    seeds = sorted({run.seed for run in found.done})
+    choosing, fresh = ([seed for seed in seeds if (seed >= study["FRESH"]) == is_fresh] for is_fresh in (False, True))
+    return choosing, fresh, sorted({run.lr for run in found.done if run.seed in choosing})
 
 
 def _open(path: Path) -> tuple[dict[str, Any], Any, dict[str, Any]]:
