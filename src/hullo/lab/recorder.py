@@ -21,7 +21,7 @@ from hullo.lab.files import make_directory
 from hullo.lab.spec.activation import PRELU, ActivationSpec
 from hullo.lab.spec.environment import choose_device, device_name, environment
 from hullo.lab.spec.records import ACCURACY, Record, Records, learned_fields, make_record, round_number
-from hullo.lab.spec.run_spec import Spec
+from hullo.lab.spec.run_spec import SETTING, Spec
 from hullo.modules import Hull
 from hullo.parametrizations import BuiltInParametrization
 
@@ -79,9 +79,14 @@ def record(
     row = _choose_activation(layers, activation, reasons)
     if "epochs" in settings:
         raise ValueError("epochs: the number of epochs is the number of calls of log; leave it out")
-    words = " ".join(f"{name}={value!s}" for name, value in sorted(settings.items()))  # short for NumPy's numbers
+    words = {name: f"{name}={value!s}" for name, value in sorted(settings.items())}  # short for NumPy's numbers
+    for name, word in words.items():
+        if not SETTING.fullmatch(word):
+            raise ValueError(
+                f"{name}={settings[name]!r}: must be a number, or a word of at most 100 letters without '='"
+            )
     seed_number = int(seed) if isinstance(seed, Integral) else seed  # NumPy's integers, too
-    spec = Spec(network, data, row, seed=seed_number, epochs=1, settings=words)
+    spec = Spec(network, data, row, seed=seed_number, epochs=1, settings=" ".join(words.values()))
     make_directory(Path(folder))
     records = Records(Path(folder) / "records.jsonl")
     records.check_new(spec, overwrite=overwrite)

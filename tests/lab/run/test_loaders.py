@@ -63,3 +63,5 @@ def test_held_out_images_are_evaluated_beside_test_images() -> None:
         (first, *_) = split.eval_batches(name, SINGLE_PROCESS)
         known = {bytes(image) for image in source.flatten(1).numpy()}
         assert all(bytes((255 * image).round().byte().numpy()) in known for image in first[0].flatten(1))
+    other = open_loader(replace(SPEC, val_size=600, seed=5), None, torch.device("cpu"))
+    assert torch.equal(other.dataset.val_images, split.dataset.val_images)  # so that all seeds are compared on them

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from hullo.lab import networks
 from hullo.lab.data import Dataset
 from hullo.lab.data.augment import draw_moves, draw_order
 from hullo.lab.distributed import World
+from hullo.lab.run import loop
 from hullo.lab.run.loaders import InMemoryLoader
 from hullo.lab.run.training import Training, make_optimizer
 from hullo.lab.spec.recipes import OPTIMIZERS
@@ -185,6 +188,37 @@ def test_bfloat16_computes_as_autocast_does() -> None:
         full = F.cross_entropy(training.population[k](scale(DATA.test_images)), DATA.test_labels)
         short, evaluated = F.cross_entropy(logits, DATA.test_labels), training.curves["test_loss"][-1, k]
         assert (evaluated - short).abs() < 0.1 * (full - short).abs()
+
+
+def test_autocast_caches_no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    training, caches = Training(members(precision="bfloat16"), FEED), []
+    compute = training._losses
+    monkeypatch.setattr(
+        training, "_losses", lambda *batch: (caches.append(torch.is_autocast_cache_enabled()), compute(*batch))[1]
+    )
+    next(training.advance())
+    assert caches == [False]
+
+
+def test_a_member_whose_weights_are_not_finite_has_diverged_even_if_its_losses_are() -> None:
+    training = Training(members(), FEED)
+    finish(training)
+    hidden = next(p for p in training.population.parameters() if p.shape == (3, 500))
+    with torch.no_grad():
+        hidden[0, 0] = -torch.inf  # which ReLU, the first member's activation, makes 0
+        training.population.eval()
+        point = training._evaluate_members()
+    assert point["test_loss"].isfinite().all()
+    assert point["finite"].tolist() == [False, True, True]
+
+
+def test_time_is_that_of_training_and_the_state_is_saved_as_often_as_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    training, ticks, saved = Training(members(), FEED), itertools.count(), []
+    monkeypatch.setattr(loop.time, "monotonic", lambda: float(next(ticks)))
+    moments = len([*training.run(Event(), lambda: saved.append(training.seconds), every=3)])
+    assert moments > 6
+    assert training.seconds == moments  # a second each, without those of saving
+    assert saved == [*range(3, moments + 1, 3)]
 
 
 @pytest.mark.parametrize("network", ["lenet5", "kerasnet"])

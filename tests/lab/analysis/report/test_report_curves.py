@@ -104,6 +104,29 @@ def test_learning_curves_show_chosen_rows_and_seeds(visit: Any, report: Path) ->
     assert float(column(page, "#training .readings td")[0]) == pytest.approx(mean, abs=0.006)
 
 
+def test_pressing_in_learning_curves_chooses_the_epoch_and_hovering_the_nearest_curve(visit: Any, report: Path) -> None:
+    page = visit(report, "#training?row=identity&row=tanh&metric=train_loss")
+    commit(page)
+    chart, box = (page.locator(f"#training {part}").bounding_box() for part in (".chart > svg", ".plot"))
+    for share, epoch in ((0.0, 1), (0.5, 6), (1.0, 12)):  # of 12 epochs; 6.5 is rounded by the pixel
+        page.mouse.move(
+            box["x"] + share * (box["width"] - 2) + 1 - 4 * (share == 0.5), chart["y"] + chart["height"] / 2
+        )
+        page.mouse.down()
+        page.mouse.up()
+        wait_until(page, f"currentEpoch() === {epoch}")
+    losses = [float(text) for text in column(page, "#training .readings td")]
+    assert losses == sorted(losses)  # the best first
+    page.select_option("#metric", "test_accuracy")
+    for row in ("identity", "tanh"):
+        ends = page.locator(f"#training .plot path[data-line={row}]:not(.faint)").evaluate(
+            "path => { const {x, y} = path.getPointAtLength(path.getTotalLength()); const at = path.getScreenCTM();"
+            " return [x * at.a + at.e, y * at.d + at.f]; }"
+        )
+        page.mouse.move(*ends)
+        assert page.locator("#tip .nearest span").first.inner_text() == row
+
+
 def test_paths_are_in_the_plane_for_three_bases_and_over_epochs_for_two(visit: Any, report: Path) -> None:
     page = visit(report, "#paths?row=convex(identity,relu,tanh)&row=affine(relu,tanh)&epoch=7")
     plane, over_epochs = page.locator("#paths figure").all()

@@ -52,6 +52,8 @@ def loader(home):
 
 
 def test_batch_has_cropped_images_minus_mean_and_packed_labels(loader):
+    mean = read_images(loader.train, [*range(loader.count)]).double().mean(0).float()
+    assert torch.allclose(loader.mean, mean)
     assert (loader.count, loader.eval_sizes, loader.task.num_classes, loader.task.image_size) == (
         12,
         {"test": 6},

@@ -61,8 +61,9 @@ def draw_figures(
             for about, figure in figures.items():
                 yield _number("-".join(filter(None, [name, "coefficients", _slug(about)])), taken), figure
         if "accuracy" in wanted:
-            yield f"{name}-accuracy-over-epochs", draw_learning(experiment)
-            yield f"{name}-final-accuracy", draw_final(experiment)
+            metric = experiment.records[0].metric
+            yield f"{name}-{metric}-over-epochs", draw_learning(experiment)
+            yield f"{name}-final-{metric}", draw_final(experiment)
 
 
 def stem(experiment: Experiment) -> str:
