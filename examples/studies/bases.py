@@ -1,4 +1,4 @@
-"""Which bases make a good hull? Pairs and triples of a dozen, affine and linear, by successive halving.
+"""Find bases that make a good hull: pairs and triples of a dozen, affine and linear, by successive halving.
 
     python examples/studies/bases.py --network kerasnet --output runs/bases.jsonl
 
@@ -52,7 +52,7 @@ def halve(
     choosing: Sequence[int],
     keep: int = 8,
 ) -> dict[str, Choice]:
-    """Return what is left of candidates and rates after the last rung, each with its best rate, best first.
+    """Return the candidates and rates that remain after the last rung, each with its best rate, best first.
 
     Args:
         names: the candidates.

@@ -121,7 +121,7 @@ def settings(replaced: str, width_dim: int, other: str = "tanh") -> dict[str, Ca
 
 
 Scores = Mapping[str, Any]
-"""What a run gave: "val" and "test", of which lower ones are better, NaN if it diverged, and "seconds"."""
+"""Scores of a run: "val" and "test" (lower is better, NaN if it diverged), and "seconds"."""
 Train = Callable[[Sequence[Run]], Sequence[Scores]]
 """Trains runs and returns the scores of each."""
 

@@ -60,7 +60,7 @@ class GatedHull(nn.Module):
 
 
 def _is_alone(hull: Hull) -> bool:
-    """Return whether a call of the hull is a call of its kernel: no hooks, scales or forward of its own."""
+    """Return whether a call of the hull is a call of its kernel: no hooks, no scales, and no forward of a subclass."""
     hooks = hull._forward_hooks or hull._forward_pre_hooks or hull._backward_hooks or hull._backward_pre_hooks
     return not hooks and hull.inner_scale is None and type(hull).forward is Hull.forward
 

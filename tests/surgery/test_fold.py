@@ -194,7 +194,7 @@ class Doubled(hullo.AffineHull):
 
 
 def test_hull_with_a_forward_of_its_own_is_refused() -> None:
-    with pytest.raises(ValueError, match="Doubled defines a forward of its own"):
+    with pytest.raises(ValueError, match="Doubled overrides forward"):
         hullo.fold(nn.Sequential(nn.Linear(4, 4), Doubled("identity", "relu")))
 
 

@@ -21,7 +21,7 @@ from hullo.lab.spec.records import Record
 from hullo.lab.spec.run_spec import Spec
 
 TOP = 10
-"""The number of settings that are shown besides the default."""
+"""Number of settings that are shown besides the default."""
 ABOUT = "Means and 95 % intervals over seeds; differences on the same seeds; runs that diverged count as they ended."
 CHOSEN = "As the first setting is the best of many, its lead is too large: what it reaches on the test images counts."
 

@@ -152,7 +152,7 @@ def power_table(experiments: Sequence[Experiment]) -> str:
         answers = [a for claim in judged for a in _compared(claim.answers) if a.experiment == experiment.name]
         deviation = pooled_deviation([*answer.strongest.differences.values()] for answer in answers)
         if deviation is not None:
-            seeds = mode(answer.interval.count for answer in answers)
+            seeds = mode(answer.interval.count for answer in answers if answer.interval.count > 1)
             found = (detectable_difference(deviation, number) for number in (seeds, 10, 20))
             lines.append([escape(experiment.name), f"{deviation:.2f}", str(seeds), *(f"{d:.2f}" for d in found)])
     return grid(["column", "deviation", "seeds", "these seeds", "10 seeds", "20 seeds"], lines)

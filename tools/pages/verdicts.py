@@ -1,4 +1,4 @@
-"""Which of the paper's claims hold, decided from records.
+"""Decide from records which of the paper's claims hold.
 
 The claims are those of Manessi and Rozza, "Learning Combinations of Activation Functions", ICPR 2018. A claim is a
 family of answers, one per question and experiment; that at least k of m hold is a partial conjunction. Claims about

@@ -246,7 +246,7 @@ def _recognize(function: Any) -> Known | None:
 
 
 def _native(item: Base | None, policy: Any) -> Any:
-    """Return the activation of Keras that computes a base; None if there is none."""
+    """Return the activation of Keras that computes a base, or None."""
     if item is None:
         return None
     if item.name.startswith("leaky_relu"):

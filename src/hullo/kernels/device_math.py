@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 HARDWARE = tl.constexpr(not triton.knobs.runtime.interpret and torch.version.cuda is not None)
-"""Whether approximate, fast instructions of NVIDIA GPUs are available."""
+"""True where fast, approximate instructions of NVIDIA GPUs are available."""
 
 
 @triton.jit

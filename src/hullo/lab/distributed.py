@@ -17,7 +17,7 @@ from torch import Tensor
 T = TypeVar("T")
 
 TIMEOUT = timedelta(minutes=10)
-"""How long a process waits for the others before it fails."""
+"""Time that a process waits for the others before it fails."""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ CALLS, MOST_MEMBERS = 2, 4
 
 
 class ContractError(RuntimeError):
-    """A member computes something else on its own than in its population; the message says what and where."""
+    """A member alone computes something else than in its population; the message says what and where."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Tensors of a population: one tensor holds the values of all members, along a dimension of its own."""
+"""Tensors of a population: one tensor holds the values of all members, along one dimension."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def _is_linear(function: Function) -> bool:
 
 
 def _match(function: Function, y: Tensor, tolerance: Tolerance) -> Known | None:
-    """Return the base with these values, also times a constant; None if there is none."""
+    """Return the base with these values, also times a constant, or None."""
     x, bases = points(), tuple(item for item in all_bases() if item.name not in ("identity", "constant"))
     members = candidate_members(lambda at: function(at).double(), decimals=6 if tolerance is SINGLE else None)
     candidates = [*zip(bases, values(bases), strict=True), *((item, item.function(x)) for item in members)]

@@ -89,8 +89,7 @@ def _substitute(model: nn.Module, replacements: dict[nn.Module, nn.Module]) -> n
 def _fold_hull(hull: Hull, inputs: Tensor | None) -> nn.Module:
     if type(hull).forward is not Hull.forward:
         raise ValueError(
-            f"{type(hull).__name__} defines a forward of its own, which fold would drop; replace it by a plain module "
-            "first"
+            f"{type(hull).__name__} overrides forward, which fold would drop; replace it by a plain module first"
         )
     if hull.raw.is_meta:
         raise ValueError("the coefficients of a hull have no values, on the meta device; load a state first")
@@ -125,7 +124,7 @@ def _product(gated: GatedHull) -> fx.GraphModule:
 
 
 def _native(base: Base | None) -> nn.Module | None:
-    """Return PyTorch's module for a base; None if there is none."""
+    """Return PyTorch's module for a base, or None."""
     if base is None:
         return None
     name, _, parameters = base.name.rstrip(")").partition("(")

@@ -58,7 +58,7 @@ Method = tuple[
 
 
 def method_of(cls: type, code: types.CodeType) -> Method | None:
-    """Return the method of a class that code belongs to, directly or nested; None if there is none."""
+    """Return the method of a class that code belongs to, directly or nested, or None."""
     return _methods(cls).get(code)
 
 
@@ -109,7 +109,7 @@ def names_in(code: types.CodeType) -> tuple[str, ...]:
 
 
 def call_at(tree: ast.AST, at: Position) -> ast.Call | None:
-    """Return the call at a position of a tree; None if there is none."""
+    """Return the call at a position of a tree, or None."""
     return next((node for node in ast.walk(tree) if isinstance(node, ast.Call) and position(node) == at), None)
 
 

@@ -42,7 +42,7 @@ class Reading:
 
     @property
     def chooses(self) -> bool:
-        """Return whether each run has an epoch of its own."""
+        """Return whether epochs differ between runs."""
         return self in (CHOSEN, BEST)
 
     @property

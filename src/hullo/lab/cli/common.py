@@ -58,7 +58,7 @@ ReadingOption = Annotated[
     ),
 ]
 DEFAULT_RECORD_PATHS = (Path("runs"), Path("results/table"), Path("results"))
-"""Where records are looked for by default; the first that exists is used."""
+"""Default folders of records; the first that exists is used."""
 flag = functools.partial(typer.Option, metavar="")
 """An option without a value."""
 QuietOption = Annotated[bool, flag("--quiet", help="Show no progress.")]

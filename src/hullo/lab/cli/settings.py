@@ -45,7 +45,7 @@ GpusOption = Annotated[
 
 @dataclass(frozen=True)
 class Where:
-    """Where runs are trained, and where their data and results are; each field is an option."""
+    """Hold the device and the folders of runs; each field is an option."""
 
     image_size: ImageSizeOption = None
     members: Annotated[

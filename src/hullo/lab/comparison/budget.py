@@ -11,7 +11,7 @@ from hullo.lab.comparison.decision import count_trials, halvings
 
 MAX_EPOCHS = 20
 MIN_PAIRS = 8
-"""The number of seeds to plan the confirmation for."""
+"""Number of seeds for which the confirmation is planned."""
 CHOICE_SHARE, CONFIRMATION_SHARE = 0.5, 0.4
 """The shares of the budget for choosing and confirming; the rest is for building networks and tracing them."""
 
@@ -22,7 +22,7 @@ class OutOfTime(Exception):  # noqa: N818  (it is no error)
 
 @dataclass
 class Clock:
-    """The time of a comparison over all calls: the budget, and what earlier calls took, in seconds."""
+    """Time the calls of a comparison, in seconds: the budget, and the time of earlier calls."""
 
     seconds: float
     spent: float = 0.0

@@ -77,7 +77,7 @@ def seeded(factory: Callable[[], nn.Module], example: Inputs | None) -> Callable
     if isinstance(factory, nn.Module) or not callable(factory):
         raise TypeError(
             f"network is {type(factory).__name__}; give a class, or a function without arguments that returns a "
-            "module, since every seed needs a network of its own"
+            "module, since every seed needs a new network"
         )
 
     def make(seed: int) -> nn.Module:

@@ -23,7 +23,7 @@ EVAL_BATCH_SIZE = 250
 HELD_OUT = {"test": ("test", 0.2), "val": ("validation", 0.15)}
 """The shares of samples that are split off, one after the other, if no test or validation set is given."""
 FEW = 50
-"""The number of test samples from which on nothing is said."""
+"""With fewer test samples, the output warns."""
 
 Pair = tuple[Tensor, Tensor]
 
@@ -41,7 +41,7 @@ class Data:
 
 
 class Arrays(Data):
-    """Pairs of tensors; every member has the order of samples of its own seed."""
+    """Pairs of tensors; the seed of each member gives its order of samples."""
 
     is_shared = False
     batch_size: int | None = None

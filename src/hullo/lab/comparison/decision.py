@@ -22,7 +22,7 @@ ORIGINAL = "own"
 FRESH = 1000
 """The first seed of the confirmation; choices are made on seeds from 0."""
 MAX_EXTENSIONS = 2
-"""How often the grid of learning rates may grow."""
+"""Largest number of times that the grid of learning rates grows."""
 MAX_PAIRS = 300
 """The largest number of seeds of the confirmation."""
 SAME = 1e-5
@@ -96,7 +96,7 @@ class Choice:
 
 
 def worst_of(values: Iterable[float]) -> float:
-    """Return the smallest finite number; 0 if there is none."""
+    """Return the smallest finite number, or 0."""
     return min(filter(math.isfinite, values), default=0.0)
 
 

@@ -41,7 +41,7 @@ METRICS = (ACCURACY, "loss", "rmse", "mae")
 
 @dataclass(frozen=True)
 class Task:
-    """How networks are trained, and the metric by which they are compared."""
+    """Hold how networks are trained, and the metric that compares them."""
 
     loss: Loss  # of each sample
     name: str  # of the metric

@@ -92,7 +92,7 @@ def _work(setup: Setup, device: str, function: Callable[..., Any], call: Any) ->
 
 @dataclass(frozen=True)
 class Trained:
-    """What the training of some trials leaves."""
+    """Hold the results of some trials."""
 
     records: Mapping[Trial, Record]
     examples: Mapping[Trial, Tensor]  # the score of each test sample, of trials of the confirmation

@@ -76,7 +76,7 @@ class Dataset:
         order of the files.
         """
         if self.val_images is not None:
-            raise ValueError(f"val_size={n}: {self.name} has a validation set of its own; val_size must be 0")
+            raise ValueError(f"val_size={n}: {self.name} already has a validation set; val_size must be 0")
         labels = self.train_labels
         try:
             held_out = hold_out(labels, n, seed)

@@ -37,7 +37,7 @@ TIMEOUT = 5.0
 """Seconds to wait for a connection to a cluster."""
 
 RETRIES = 20
-"""How often a task is restarted after its worker or its machine died."""
+"""Number of times that a task is restarted after its worker or its machine died."""
 
 QUIET_ENV = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
 """Environment variables that turn off Ray's usage reports and its output."""

@@ -273,7 +273,7 @@ class Records:
         return content, len(content) if _is_complete(content[end:]) else end
 
     def describe_truncated(self) -> str:
-        """Return a sentence on an incomplete last line; empty if there is none."""
+        """Return a sentence on an incomplete last line, or an empty one."""
         content, end = self._read_file()
         if len(content) == end:
             return ""

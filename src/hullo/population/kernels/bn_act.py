@@ -48,7 +48,7 @@ from hullo.population.kernels.launch import launch, once_differentiable, wait_fo
 from hullo.population.kernels.layouts import by_sample, channels_last, is_stacked
 
 STAGES = 4
-"""How many tiles `backward_sums` loads in advance: it computes more per byte than the other kernels."""
+"""Number of tiles that `backward_sums` loads in advance: it computes more per byte than the other kernels."""
 
 
 def normalize_combine(

@@ -19,7 +19,7 @@ from hullo.bases import Base
 from hullo.kernels.codegen import formulas
 
 Kind = tuple[tuple[int, ...], bool]
-"""The places of a member's bases among those of a call, and whether it learns coefficients."""
+"""Positions of a member's bases among those of a call, and whether it learns coefficients."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""What kernels share: a launch while the previous kernel still runs, and backward passes without derivatives."""
+"""Launch a kernel while the previous one still runs, and refuse derivatives of backward passes."""
 
 # mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
 # ruff: noqa: N803 (constants are in capitals, in Triton)

@@ -28,7 +28,7 @@ from hullo.population.kernels.dropout import draws, drop, keep_tile, open_keys
 from hullo.population.kernels.linear import column_sums
 
 FORWARD, BACKWARD, WARPS = 4096, 2048, 4
-"""How many entries a program takes at a time, and its warps."""
+"""Number of entries that a program takes at a time, and its warps."""
 PROGRAMS = 8
 """In the backward pass, for each multiprocessor."""
 

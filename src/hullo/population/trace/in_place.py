@@ -188,7 +188,7 @@ def _positional(node: fx.Node) -> tuple[Any, ...]:
 
 @cache
 def functional(target: Any) -> Any:
-    """Return the functional form of an in-place operator, or of one with `out`; None if there is none."""
+    """Return the functional form of an in-place operator, or of one with `out`, or None."""
     schema = target._schema
     name = schema.name.rpartition("::")[2].removesuffix("_")
     packets = [getattr(aten, known) for known in (name, f"{name}_functional") if hasattr(aten, known)]

@@ -38,7 +38,7 @@ class LearnedCoefficients:
 
 @dataclass(frozen=True)
 class Pair:
-    """Runs whose rows differ only in the kind of hull, by kind: affine, convex, or both; PReLU is a kind of its own."""
+    """Runs whose rows differ only in the kind of hull, by kind: affine, convex, or both; PReLU is another kind."""
 
     about: str  # what the rows have in their parentheses, or "prelu"
     bases: tuple[str, ...]

@@ -26,7 +26,7 @@ GRID_COLORS = (COLORS[0], "#8A5A00", COLORS[2])
 INSIDE = "#F2F2F2"
 HALO = [withStroke(linewidth=2.0, foreground="white")]
 SIDES = ("below", "above", "right")
-"""Where the values of each coefficient stand."""
+"""Positions of the values of each coefficient."""
 
 
 def project(coefficients: np.ndarray | Sequence[float]) -> np.ndarray:

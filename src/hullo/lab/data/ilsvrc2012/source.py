@@ -62,7 +62,7 @@ class Source:
 
     @cached_property
     def devkit(self) -> Devkit | None:
-        """The devkit, packed or extracted; None if there is none."""
+        """The devkit, packed or extracted, or None."""
         places = (self.folder / name for name in (DEVKIT.name, *DEVKIT_FOLDERS))
         return next((_read_devkit(path) for path in places if path.exists()), None)
 
