@@ -303,6 +303,36 @@ def test_functions_of_the_same_name_are_told_apart(tmp_path: Path, monkeypatch: 
     assert list(both.setup.candidates) == ["own", "own:lambda", "own:lambda_2"]
 
 
+def test_settings_are_told_apart_and_minutes_are_those_of_all_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine.Engine, "run", lambda self: self)
+
+    def call(**changes: Any) -> Any:
+        return compare(**{"network": mlp, "train": (X, LABELS), "output": tmp_path} | FAST | changes)
+
+    changes: list[dict[str, Any]] = [
+        {},
+        {"epochs": 3},
+        {"lr": 3e-2},
+        {"batch_size": 32},
+        {"optimizer": "sgd"},
+        {"weight_decay": 0.1},
+        {"precision": "bfloat16"},
+        {"metric": "loss"},
+        {"candidates": ["tanh"]},
+        {"name": "others"},
+        {"train": (X + 1, LABELS)},
+        {"train": (X, 1 - LABELS)},
+    ]
+    assert len({call(**change).store.folder for change in changes}) == len(changes)
+    first = call()
+    assert first.store.folder == call(minutes=20.0, seeds=5, worth=1.0).store.folder
+    first.store.update(seconds=123.0)
+    assert call().clock.used > 123
+    assert call(minutes=20.0).clock.left < 20 * 60 - 123
+
+
 def test_steps_are_told_apart_and_checked_before_anything_is_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

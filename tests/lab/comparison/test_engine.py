@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
@@ -14,8 +15,8 @@ import pytest
 from rich.console import Console
 
 from hullo.lab.comparison import Result, work
-from hullo.lab.comparison.budget import Clock, Plan
-from hullo.lab.comparison.decision import UNDECIDED, Score, Trial, choose, confirm
+from hullo.lab.comparison.budget import Plan
+from hullo.lab.comparison.decision import FRESH, MAX_PAIRS, UNDECIDED, Score, Trial, Verdict, choose, confirm
 from hullo.lab.comparison.engine import MAX_SEEDS, Engine
 from hullo.lab.comparison.store import Store
 from hullo.lab.comparison.task import make_task
@@ -28,13 +29,29 @@ NAMES, RATES, LOOKS, WORTH = ("own", "relu", "gelu", "tanh", "silu"), (0.1, 0.3)
 MACHINE = environment("cpu")
 
 
+@dataclass
+class Hourglass:
+    """A clock that only workers advance."""
+
+    seconds: float
+    used: float = 0.0
+
+    @property
+    def left(self) -> float:
+        return self.seconds - self.used
+
+
 class Dice:
-    """Workers that draw scores: what a seed shares and skewed noise; some networks diverge."""
+    """Workers that draw scores: what a seed shares and skewed noise; some networks diverge.
+
+    A population takes one second to set up, and an epoch 0.2 seconds, and 0.1 more for each network, times `slowness`.
+    """
 
     count = 1
 
-    def __init__(self, seed: int, *, lower: bool = False, test_seed: int = 0) -> None:
+    def __init__(self, seed: int, *, lower: bool = False, test_seed: int = 0, slowness: float = 0.0) -> None:
         self.seed, self.sign, self.test_seed, self.trained = seed, -1.0 if lower else 1.0, test_seed, list[Trial]()
+        self.slowness, self.clock = slowness, Hourglass(600.0)
 
     def draw(self, trial: Trial) -> tuple[list[float], list[float], bool]:
         """Return validation and test scores after two epochs, and whether the network diverged."""
@@ -57,9 +74,11 @@ class Dice:
     def map(self, function: Any, setup: Any, calls: Sequence[Any], **_: Any) -> Iterator[Any]:
         for call in calls:
             if function is work.measure:
-                yield {"setup": 0.0, "fixed": 0.0, "each": 1e-9, "members": 1000}
+                yield {"setup": 1.0, "fixed": 0.2, "each": 0.1, "members": 1000}
             elif function is work.train:
-                self.trained += call[0]
+                trials, epochs = call
+                self.trained += trials
+                self.clock.used += self.slowness * (1.0 + epochs * (0.2 + 0.1 * len(trials)))
                 yield work.Trained({trial: self.record(trial) for trial in call[0]}, {}, {})
             else:
                 yield []
@@ -75,16 +94,15 @@ class Dice:
         return make_record(spec, learned_fields(spec.row, [], []), losses, **about, **more)
 
 
-def run(folder: Path, dice: Any, seeds: int, minutes: float = 10.0) -> Result:
+def run(folder: Path, dice: Any, seeds: int | None, worth: float = WORTH) -> Result:
     """Call a comparison whose networks are drawn."""
     task = make_task(None, None, lambda outputs, targets: 0.0, higher_is_better=dice.sign > 0)
     items = {name: SimpleNamespace(name=name, label=name, group="", scale=1.0) for name in NAMES}
-    data, nothing = SimpleNamespace(name="dice"), Event()
+    data, clock, plan = SimpleNamespace(name="dice"), dice.clock, Plan(RATES, members=16)
     setup: Any = SimpleNamespace(network="net", data=data, candidates=items, task=task, notes=[])
     folder.mkdir(exist_ok=True)
     with Progress(Console(quiet=True), quiet=True) as progress:
-        store, plan, clock = Store(folder, task.sign), Plan(RATES, members=1000), Clock(60 * minutes)
-        return Engine(setup, store, dice, progress, clock, nothing, plan, 2, seeds, WORTH).run()
+        return Engine(setup, Store(folder, task.sign), dice, progress, clock, Event(), plan, 2, seeds, worth).run()
 
 
 @pytest.mark.parametrize("lower", [False, True])
@@ -110,3 +128,50 @@ def test_scores_on_test_data_choose_nothing(tmp_path: Path) -> None:
     assert one.trained == two.trained
     assert (first.choice.rates, first.choice.challenger) == (second.choice.rates, second.choice.challenger)
     assert first.verdict != second.verdict
+
+
+@pytest.mark.parametrize(
+    ("gain", "half", "words", "others"),
+    [
+        (1.0, 0.4, "by more than the 0.5", "perhaps"),
+        (0.6, 0.4, "perhaps by less than the 0.5", "more than"),
+        (0.3, 0.1, "but by less than the 0.5", "perhaps"),
+        (0.2, 0.25, "gains at most 0.45, less than the 0.5", "beats"),
+        (-0.4, 0.2, "is worse", "beats"),
+        (0.2, 0.4, "may gain up to 0.6, more than the 0.5", "beats"),
+        (0.0, math.inf, "no interval", "beats"),
+    ],
+)
+@pytest.mark.parametrize("lower", [False, True])
+def test_the_finding_says_how_the_interval_lies(
+    gain: float, half: float, words: str, others: str, lower: bool, tmp_path: Path
+) -> None:
+    result = run(tmp_path, Dice(0, lower=lower), 4)
+    result.verdict = Verdict(gain, half, 0.5, pairs=4, deviation=0.0 if half == math.inf else 1.0, look=2)
+    sign = "+" if gain == 0 or (gain > 0) != lower else "-"
+    assert words in result.finding
+    assert others not in result.finding
+    assert f"{sign}{abs(gain):g} " in result.finding
+    assert ("97.5 %" in result.finding) == (half < math.inf)
+
+
+@pytest.mark.parametrize("slowness", [0.3, 1.0, 3.0])
+@pytest.mark.parametrize("seconds", [60, 200, 1000])
+def test_a_comparison_takes_the_time_that_it_has(seconds: float, slowness: float, tmp_path: Path) -> None:
+    """However long networks take, by the measure of the plan; and called again, it goes on."""
+    dice = Dice(0, slowness=slowness)
+    dice.clock.seconds = seconds
+    first = run(tmp_path, dice, None, worth=1e-9)
+    assert dice.clock.used < 1.1 * seconds
+    if slowness == 1.0:
+        assert first.verdict is not None
+        assert dice.clock.used > 0.7 * seconds or first.verdict.pairs == MAX_PAIRS
+        fresh = sum(trial.seed >= FRESH for trial in dice.trained)
+        assert len(dice.trained) / 4 < fresh  # the choice leaves time for the confirmation
+    trained = len(dice.trained)
+    dice.clock.seconds = 2 * seconds + 200
+    second = run(tmp_path, dice, None, worth=1e-9)
+    assert dice.clock.used < 1.1 * dice.clock.seconds
+    assert len(dice.trained) == len(set(dice.trained)) >= trained
+    assert second.verdict is not None
+    assert second.verdict.pairs >= (0 if first.verdict is None else first.verdict.pairs)

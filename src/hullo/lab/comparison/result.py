@@ -124,7 +124,7 @@ class Result:
         if found is None:
             return f"Undecided: the time ran out before {challenger} was tested on fresh seeds; {self.advice}."
         change = f"{self.task.name} {self._signed(found.gain)}"
-        best = f"{challenger}, chosen from the others on validation data,"
+        best = challenger + ", chosen from the others on validation data," * (len(self.setup.candidates) > 2)
         if not found.deviation:
             advice = "give more test data, or a finer metric such as the loss"
             same = f"{change} with every one of {found.pairs} fresh seeds, which gives no interval"
