@@ -347,6 +347,25 @@ class Overwrites(Base):
         return h + g
 
 
+class Pipeline:
+    """A plain object, whose methods do not call it self."""
+
+    def __init__(it, act: nn.Module) -> None:  # noqa: N805
+        it.act = act
+
+    def run(it, x: Tensor) -> Tensor:  # noqa: N805
+        return it.act(x)  # type: ignore[no-any-return]
+
+
+class HoldsPipeline(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.pipeline = Pipeline(nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.pipeline.run(self.a(x)))
+
+
 class Settings(Base):
     """Settings that are not written out, after an input that is."""
 
@@ -403,6 +422,7 @@ CASES: dict[type[nn.Module], tuple[Any, list[str], str]] = {
     Guarded: (X, ["a_relu"], ""),
     Chain: (X, ["a_relu", "a_tanh"], ""),
     Overwrites: (X, ["b_relu", "b_tanh"], ""),
+    HoldsPipeline: (X, ["a_relu"], ""),
     Settings: (X, ["a_leaky_relu", "b_elu"], "the arguments of its calls are not written out"),
     Bound: (X, ["a_relu", "b_gelu"], ""),
     Third: (X, ["a_gelu", "a_relu", "a_tanh"], ""),

@@ -351,4 +351,6 @@ def _rebuild(frame: types.FrameType) -> tuple[Any, tuple[int, str]]:
         named = dict(zip(names[code.co_argcount :], values[code.co_argcount :], strict=True))
         return function(*values[: code.co_argcount], **named)
 
-    return call, (index - (names[0] in ("self", "cls")), names[index])
+    first = local[names[0]]
+    is_bound = method_of(first if isinstance(first, type) else type(first), code) is not None
+    return call, (index - is_bound, names[index])
