@@ -71,6 +71,9 @@ class Named(Tensor):
     def __init__(self, x: Tensor, names: str) -> None:
         self.names = names
 
+    def detach(self) -> Named:
+        return Named(super().detach(), self.names)  # which the result of a layer does not have
+
 
 class MakesSubclass(Base):
     """A forward that turns its input into a tensor of a subclass, in a process with scripted functions."""

@@ -116,7 +116,7 @@ class Comparison:
 
         def record(name: str, x: Tensor) -> None:
             outcome.hulls[id(model.get_submodule(name))] += 1
-            self.shapes[name] = x.detach().to("meta")
+            self.shapes[name] = torch.empty(x.shape, dtype=x.dtype, device="meta")
 
         with contextlib.ExitStack() as stack:
             stack.enter_context(restored(model))
