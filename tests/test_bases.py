@@ -253,6 +253,12 @@ class TestAdditions:
     def test_parameters_have_default_values(self) -> None:
         with pytest.raises(TypeError, match=r"parameters=\['a'\]: give names and default values"):
             hullo.add_base("without_default", "a * x", parameters=["a"])  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"parameters={'a': 'b'}: give names and default values"):
+            hullo.add_base("without_number", "a * x", parameters={"a": "b"})  # type: ignore[dict-item]
+
+    def test_function_is_callable_or_a_formula(self) -> None:
+        with pytest.raises(TypeError, match="function=3: give a function of a tensor, or a formula"):
+            hullo.add_base("number", 3)  # type: ignore[arg-type]
 
     @pytest.mark.parametrize(
         ("function", "derivative", "message"),
@@ -273,6 +279,7 @@ class TestAdditions:
             (lambda x: x.detach().tanh(), lambda x: 1.0, "disagrees with its values"),
             (lambda x: 1 / x, None, "'broken' is not finite at the origin"),
             (lambda x: torch.sin(x) / x, None, r"'broken' is not finite at the origin: f\(0\) = nan"),
+            (torch.sqrt, None, r"'broken' is not finite at the origin: f\(-9.09e-13\) = nan"),
             (lambda x: torch.sqrt(x + 1) - 1, None, r"'broken' must have a value everywhere, but f\(.*\) = nan"),
         ],
     )

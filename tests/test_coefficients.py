@@ -114,6 +114,20 @@ def test_parametrization_is_the_same_object_after_pickling(parametrization: str)
     assert repr(get_parametrization(parametrization)) == f"Parametrization({parametrization!r})"
 
 
+def test_smallest_positive_coefficients_have_raw_parameters() -> None:
+    for hull, parametrization in ((hullo.ConvexHull, "softmax"), (hullo.ConicHull, "softplus")):
+        act = hull("identity", "relu", init=[1e-12, 1 - 1e-12], parametrization=parametrization)
+        torch.testing.assert_close(act.coefficients.tolist(), [1e-12, 1.0], rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_small_coefficients_have_accurate_gradients(dtype: torch.dtype) -> None:
+    raw = torch.tensor([-80.0, -30.0, -17.0, -3.0, 0.0, 5.0, 40.0], dtype=dtype)
+    softplus = get_parametrization("softplus")
+    pulled = softplus.pullback(raw, softplus.transform(raw), torch.ones_like(raw))
+    torch.testing.assert_close(pulled, raw.sigmoid(), rtol=1e-5, atol=0)
+
+
 def test_clamped_coefficients_at_zero_move_only_up() -> None:
     raw, gradient = torch.tensor([-1.0, -1.0, 0.0, 2.0, 2.0]), torch.tensor([1.0, -1.0, 1.0, 1.0, -1.0])
     restrict = get_parametrization("clamped").restrict

@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import hullo
 
@@ -71,6 +72,19 @@ class TestEveryKind:
         ]
         for other in others:
             torch.testing.assert_close(other(x), expected, rtol=1e-5, atol=1e-6)
+
+    def test_pruned_scales_are_used(self, kind: str, groups: int) -> None:
+        act, x = made(kind, groups), torch.randn(3, 4)
+        expected = act(x)
+        assert act.inner_scale is not None
+        scales = act.inner_scale.detach().clone()
+        prune.identity(act, "inner_scale")
+        prune.identity(act, act.raw_name)
+        torch.testing.assert_close(act(x), expected)
+        act.inner_scale_orig.data.mul_(2)
+        act(x)  # pruning computes the scales in a hook before each call
+        torch.testing.assert_close(act.inner_scale, 2 * scales)
+        assert not torch.allclose(act(x), expected, atol=1e-3)
 
     def test_checkpoints_contain_scales(self, kind: str, groups: int) -> None:
         model, x = nn.Sequential(nn.Linear(4, 4), made(kind, groups)), torch.randn(3, 4)

@@ -244,6 +244,15 @@ def test_in_place_changes_of_coefficients_raise(hull: type[Hull], parametrizatio
     assert act.coefficients.tolist() == pytest.approx(before, abs=1e-6)
 
 
+@every_hull
+def test_coefficients_keep_their_values_when_parameters_change(hull: type[Hull], parametrization: str) -> None:
+    act = uneven(hull, parametrization)
+    coefficients = act.coefficients
+    before = coefficients.tolist()
+    act.raw.data.mul_(-2)
+    assert coefficients.tolist() == before != act.coefficients.tolist()
+
+
 def test_results_of_operations_on_coefficients_are_plain_tensors(tmp_path: Path) -> None:
     act = hullo.AffineHull("identity", "relu")
     assert type(act.coefficients.detach()) is type(act.coefficients * 2) is Tensor

@@ -123,6 +123,14 @@ def test_closure_gradients_are_restricted(by_name: bool) -> None:
     torch.testing.assert_close(act.raw.grad, expected.double())
 
 
+@pytest.mark.parametrize("dtype", PRECISIONS)
+def test_rounding_errors_of_a_projection_count_as_zero(dtype: torch.dtype) -> None:
+    eps, gradient = torch.finfo(dtype).eps, torch.tensor([0.0, 1.0, 2.0], dtype=dtype)
+    for small, moves in ((4 * eps, False), (100 * eps, True)):
+        feasible = feasible_gradient(torch.tensor([1 - small, small, 0.0], dtype=dtype), gradient)
+        assert feasible.tolist() == ([-0.5, 0.5, 0.0] if moves else [0.0, 0.0, 0.0])
+
+
 def test_other_parameters_and_hulls_keep_their_gradients() -> None:
     others = nn.ModuleList(
         [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping
 
 import torch
@@ -45,9 +46,12 @@ def add_base(
         >>> hullo.add_base("slow_tanh", "tanh(x * rate) / rate", parameters={"rate": 0.5}).formula.slope
         '(1 - square(tanh(x * 0.5))) * 0.5 / 0.5'
     """
-    if not isinstance(parameters, Mapping | None):
+    given = {} if parameters is None else parameters
+    if not (isinstance(given, Mapping) and all(isinstance(value, (int, float)) for value in given.values())):
         raise TypeError(f"parameters={parameters!r}: give names and default values, as in {{'width': 1.0}}")
-    defaults = {key: float(value) for key, value in (parameters or {}).items()}
+    if not (callable(function) or isinstance(function, str)):
+        raise TypeError(f"function={function!r}: give a function of a tensor, or a formula such as 'tanh(x)'")
+    defaults = {key: float(value) for key, value in given.items()}
     if isinstance(derivative, str) and not isinstance(function, str):
         raise TypeError("derivative is a formula and function is not; give both as formulas, or both as functions")
 
@@ -105,8 +109,9 @@ def _measure(name: str, function: Function, slope: Slope, hint: str = "") -> Bas
         raise ValueError(f"base function {name!r} must not change its input in place; use torch.tanh, not torch.tanh_")
     origin = torch.tensor([0.0, -_NEAR_ZERO, _NEAR_ZERO], dtype=torch.float64, device="cpu")
     at_zero = function(origin)
-    if not bool(at_zero.isfinite().all()):
-        raise ValueError(f"base function {name!r} is not finite at the origin: f(0) = {at_zero[0].item()}")
+    for where, value in zip(origin.tolist(), at_zero.tolist(), strict=True):
+        if not math.isfinite(value):
+            raise ValueError(f"base function {name!r} is not finite at the origin: f({where:.3g}) = {value}")
     if bool(y.isnan().any()):
         raise ValueError(f"base function {name!r} must have a value everywhere, but f({x[y.isnan()][0]:.4g}) = nan")
     part = (x > 0.5) & (x < 8)  # asymmetric, with another mean and sum than all of x
@@ -138,7 +143,7 @@ def _measure(name: str, function: Function, slope: Slope, hint: str = "") -> Bas
         function,
         slope,
         value_at_zero=at_zero[0].item(),
-        slopes_at_zero=(round(sides[0].item(), 9), round(sides[1].item(), 9)),
+        slopes_at_zero=(round(sides[0].item(), 9) + 0.0, round(sides[1].item(), 9) + 0.0),
         slope_bounds=(slopes.min().item(), slopes.max().item()),
         is_certain=False,
     )
