@@ -41,6 +41,15 @@ def test_the_first_screen_has_the_finding_and_a_dot_plot_of_the_records(visit: A
     assert scale > 10
     for row, x in drawn.items():
         assert x - start == pytest.approx((reached[row] - least) * scale, abs=0.1)
+    ends = {
+        row: [float(panel.locator(f"g[data-line='{row}'] line.interval").get_attribute(x)) for x in ("x1", "x2")]
+        for row in reached
+    }
+    left, right = min(low for low, _ in ends.values()), max(high for _, high in ends.values())
+    for row, (low, high) in ends.items():  # perhaps clipped by the panel
+        half = scale * first.cells[row].accuracy.half
+        assert low == pytest.approx(max(left, drawn[row] - half), abs=0.1)
+        assert high == pytest.approx(min(right, drawn[row] + half), abs=0.1)
 
 
 def test_above_each_plot_is_what_the_best_hull_gains_and_whether_that_is_decided(visit: Any, tmp_path: Path) -> None:

@@ -186,6 +186,8 @@ def test_a_cell_leads_to_its_runs_and_these_to_all_that_is_known(visit: Any, rep
     facts = page.locator("#runs [data-run][open] dl").inner_text()
     for text in ("finished", "NVIDIA H200", "2.13.0", "0123456789ab", "4,321 s for 60 networks", runs[1].spec.id):
         assert text in facts
+    for link in page.locator("#runs [data-run][open] a.more").all():
+        assert f"&row=convex%28relu%2Ctanh%29&seed={runs[1].spec.seed}&" in link.get_attribute("href")
     page.go_back()
     page.locator("#table").wait_for()
 
