@@ -276,6 +276,11 @@ SENTENCES: list[tuple[str, str, Values]] = [
         r"ahead of the best hull by (\S+) ± (\S+) points",
         lambda: tuple(map(abs, table_gain(["leaky_relu(0.3)"], "lenet5/cifar10"))),
     ),
+    (
+        INDEX,
+        r"PReLU is (\S+) ± (\S+) points better than the best hull",
+        lambda: tuple(map(abs, table_gain(["prelu"], "lenet5/fashion-mnist"))),
+    ),
     (INDEX, r"is open\*\*: (\S+) ± (\S+) points on two seeds", lambda: table_gain(column="resnet56/cifar10")),
     (
         INDEX,

@@ -247,15 +247,6 @@ def test_held_out_images_have_separate_curves() -> None:
     assert replace(record, test_loss=[], test_accuracy=[]).accuracy == record.val_accuracy[-1]
 
 
-def test_epoch_after_a_divergence_is_never_chosen() -> None:
-    curve = [40.0, 50.0, 50.0, 90.0]
-    spec = replace(SPEC, epochs=4, val_size=10)
-    finished = replace(RECORD, spec=spec, ended="finished", val_accuracy=curve)
-    diverged = [replace(finished, ended=f"diverged in epoch {epoch}").chosen_epoch for epoch in (4, 3, 2)]
-    assert [finished.chosen_epoch, *diverged] == [4, 2, 2, 1]
-    assert replace(finished, val_accuracy=[]).chosen_epoch == 4
-
-
 @pytest.mark.parametrize("other_rows", [(), ("convex(identity,tanh)", "relu")])
 def test_per_channel_coefficients_are_recorded_as_means_and_final_values(other_rows: tuple[str, ...]) -> None:
     rows = ("affine(identity,relu,per=channel)", *other_rows)

@@ -207,8 +207,10 @@ def _prepare(queue: RunQueue, *, is_main: bool = True) -> None:
 def _show_run(record: Record) -> None:
     """Print the result of one run."""
     from hullo.lab.analysis.names import activation_label
+    from hullo.lab.analysis.readings import CHOSEN, LAST, read_epoch
 
-    spec, epoch = record.spec, record.chosen_epoch
+    spec = record.spec
+    epoch = read_epoch(record, CHOSEN if record.val_accuracy else LAST, spec.epochs)
     name = f"{spec.column.without_hashes}, {activation_label(spec.activation)}, seed {spec.seed}"
     ended = "" if not record.diverged else f"{record.ended}; "
     found = f"test accuracy {record.test_accuracy[epoch - 1]:.2f} % after epoch {epoch} of {spec.epochs}"

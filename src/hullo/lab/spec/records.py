@@ -90,12 +90,6 @@ class Record:
         """Return the epoch, counted from 1."""
         return int(self.ended.rpartition(" ")[2]) if self.diverged else None
 
-    @property
-    def chosen_epoch(self) -> int:
-        """Return the epoch, counted from 1, that was best on validation data before a divergence; else the last."""
-        sound = self.val_accuracy[: (self.diverged_in or len(self.val_accuracy) + 1) - 1]
-        return 1 + sound.index(max(sound)) if sound else self.spec.epochs
-
     def line(self) -> bytes:
         """Return the record as one line of JSON."""
         named = {"spec": self.spec.to_dict(), "environment": vars(self.environment)}
