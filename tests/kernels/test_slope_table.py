@@ -204,7 +204,8 @@ for launch in (whole.backward, second, odd.forward, odd.backward, groups.forward
         command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
         usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     text = compiled.asm["ptx"]
-    print(*re.search(r"STACK:(\d+) SHARED:(\d+)", usage).groups(), text.count(".b8 table["), len(re.findall(r"ld.global.v[24]", text)))
+    vectors = len(re.findall(r"ld.global.v[24]", text))
+    print(*re.search(r"STACK:(\d+) SHARED:(\d+)", usage).groups(), text.count(".b8 table["), vectors)
 """
 
 
