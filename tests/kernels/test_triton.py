@@ -87,6 +87,15 @@ def test_every_layout_and_way_agrees_with_float64(layout: str, parametrization: 
     check(*random_case(shape, groups, 3 - spec.parametrization.fewer, memory), spec)
 
 
+def test_sums_of_programs_that_cancel_are_exact() -> None:
+    x, gradient, size = torch.ones(2**15, device=DEVICE), torch.zeros(2**15, device=DEVICE), 2**10
+    gradient[::size] = 1
+    gradient[0], gradient[-size] = 2**25, -(2**25)
+    spec = CombineSpec(TRIO[:2], get_parametrization("given"), 0)
+    _, sums = kernels.backward(gradient, x, torch.ones(2, device=DEVICE), spec)
+    assert sums.tolist() == [30, 30]
+
+
 @pytest.mark.parametrize("parametrization", ["projection", "softmax"])
 def test_large_raw_parameters_keep_the_sum_of_one(parametrization: str) -> None:
     x, raw = torch.linspace(-3, 3, 7, device=DEVICE), torch.tensor([1e8, -1e8, 0.0], device=DEVICE)
