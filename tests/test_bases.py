@@ -119,7 +119,7 @@ class TestSets:
         ]
 
     def test_empty_set_of_bases_is_rejected(self) -> None:
-        with pytest.raises(ValueError, match="at least one base function, got none; for example 'identity'"):
+        with pytest.raises(ValueError, match="got none; for example 'identity'"):
             resolve([])
 
     def test_comma_separated_string_is_rejected(self) -> None:
@@ -128,7 +128,7 @@ class TestSets:
 
     @pytest.mark.parametrize("again", ["leaky_relu", "leaky_relu(0.01)"])
     def test_repeated_base_is_rejected(self, again: str) -> None:
-        with pytest.raises(ValueError, match=r"'leaky_relu' is given more than once in \['leaky_relu', 'tanh'"):
+        with pytest.raises(ValueError, match=r"'leaky_relu' .* more than once"):
             resolve(["leaky_relu", "tanh", again])
 
     @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ class TestAdditions:
         assert torch.autograd.gradcheck(lambda x, raw: hullo.combine(x, raw, act.bases), (x, act.raw))
 
     def test_parameters_have_default_values(self) -> None:
-        with pytest.raises(TypeError, match=r"parameters=\['a'\]: give names and default values"):
+        with pytest.raises(TypeError, match=r"parameters=\['a'\]"):
             hullo.add_base("without_default", "a * x", parameters=["a"])  # type: ignore[arg-type]
         with pytest.raises(TypeError, match=r"parameters={'a': 'b'}: give names and default values"):
             hullo.add_base("without_number", "a * x", parameters={"a": "b"})  # type: ignore[dict-item]
@@ -312,9 +312,9 @@ class TestAdditions:
 
     def test_existing_name_is_rejected(self) -> None:
         before, relu = hullo.list_bases(), hullo.get_base("relu")
-        with pytest.raises(ValueError, match="there is a base function 'relu' already; choose another name"):
+        with pytest.raises(ValueError, match="'relu' already"):
             hullo.add_base("relu", torch.tanh)
-        with pytest.raises(ValueError, match=r"there is a base function 'swish' already .*'silu'"):
+        with pytest.raises(ValueError, match=r"'swish' already .*'silu'"):
             hullo.add_base("swish", torch.tanh)
         assert hullo.list_bases() == before
         assert hullo.get_base("relu") is relu

@@ -146,7 +146,7 @@ def test_derivatives_use_valid_functions_and_are_correct() -> None:
     torch.testing.assert_close(given_slope.derivative(torch.zeros(1)), torch.full((1,), 2.0))
     with pytest.raises(ValueError, match="disagrees with its values"):
         hullo.add_base("wrong", "tanh(x)", "2.0")
-    with pytest.raises(TypeError, match="give the derivative as a formula"):
+    with pytest.raises(TypeError, match="derivative"):
         hullo.add_base("mixed", "tanh(x)", torch.cos)
     with pytest.raises(TypeError, match="give both as formulas"):
         hullo.add_base("mixed", torch.tanh, "1 - square(tanh(x))")

@@ -32,7 +32,7 @@ class TestRefusals:
     def test_sparse_input_is_rejected(self, layout: torch.layout) -> None:
         x, act = torch.eye(3), hullo.AffineHull("identity", "relu", "tanh")
         other = x.to_mkldnn() if layout is torch._mkldnn else x.to_sparse(layout=layout)
-        with pytest.raises(TypeError, match=rf"must be a dense tensor, got one of layout {layout}; x.to_dense\(\)"):
+        with pytest.raises(TypeError, match=rf"{layout}; x.to_dense\(\)"):
             act(other)
         assert torch.equal(act(other.to_dense()), act(x))
 
@@ -46,9 +46,7 @@ class TestRefusals:
 
     @pytest.mark.parametrize("c", [[0.5, 0.5], torch.tensor([1, 0]), None, 0.5])
     def test_non_floating_point_coefficients_are_rejected(self, c: object) -> None:
-        with pytest.raises(
-            TypeError, match=r"coefficients must be a floating-point tensor, got (list|torch.int64|No|fl)"
-        ):
+        with pytest.raises(TypeError, match=r"coefficients .* got (list|torch.int64|No|fl)"):
             hullo.combine(torch.randn(3), c, ["relu", "tanh"])  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("shape", [(), (3,), (1,), (2, 3), (4, 1, 2), (0,)])
@@ -73,14 +71,14 @@ class TestRefusals:
             device = torch.device("cuda", 1)  # type: ignore[assignment]
 
         c = torch.ones(1).as_subclass(Elsewhere)
-        with pytest.raises(ValueError, match=r"x is on cpu and the coefficients on cuda:1; move both to one device"):
+        with pytest.raises(ValueError, match=r"x is on cpu .* on cuda:1"):
             hullo.combine(torch.randn(3), c, ["relu"])
 
     def test_unknown_or_unsupported_backend_is_rejected(self) -> None:
         x, c = torch.randn(3), torch.ones(1)
         with pytest.raises(ValueError, match="'gpu'; valid are 'reference', 'cpu'"):
             hullo.combine(x, c, ["relu"], backend="gpu")
-        with pytest.raises(ValueError, match=r"'cpu' .*CPU tensors, and x is on meta; use backend='reference'"):
+        with pytest.raises(ValueError, match=r"'cpu' .* on meta; use backend='reference'"):
             hullo.combine(x.to("meta"), c.to("meta"), ["relu"], backend="cpu")
 
     @pytest.mark.parametrize(
@@ -97,5 +95,5 @@ class TestRefusals:
 
     @pytest.mark.gpu
     def test_cpu_coefficients_for_a_gpu_input_are_rejected(self) -> None:
-        with pytest.raises(ValueError, match="x is on cuda:0 and the coefficients on cpu; move both to one device"):
+        with pytest.raises(ValueError, match=r"x is on cuda:0 .* on cpu"):
             hullo.combine(torch.randn(3, device="cuda"), torch.ones(1), ["relu"])

@@ -65,7 +65,7 @@ def test_weights_of_another_hull_are_rejected(other, tmp_path):
 
 def test_weights_of_another_layer_are_rejected(tmp_path):
     network(keras.layers.PReLU()).save_weights(tmp_path / "it.weights.h5")
-    with pytest.raises(ValueError, match=r"convex_hull.* was saved by .* a hull that layers share"):
+    with pytest.raises(ValueError, match=r"convex_hull.* was saved by"):
         network(hullo.keras.ConvexHull(PAPER)).load_weights(tmp_path / "it.weights.h5")
     saved = network(keras.layers.Dense(4, activation=keras.layers.PReLU()))
     saved(sample((2, 4))[0])
@@ -98,7 +98,7 @@ def test_weights_of_a_shared_hull_are_rejected_by_separate_ones(tmp_path):
 
     hulls = [hullo.keras.AffineHull(PAPER, name=name) for name in ("first", "second", "shared")]
     model(hulls[2], hulls[2]).save_weights(tmp_path / "it.weights.h5")
-    with pytest.raises(ValueError, match=r"second was saved by .* a hull that layers share"):
+    with pytest.raises(ValueError, match=r"second was saved by"):
         model(*hulls[:2]).load_weights(tmp_path / "it.weights.h5")
 
 

@@ -152,13 +152,13 @@ def test_functions_for_pytorch_name_those_for_keras():
             function(model)
     plain = keras.Sequential([keras.Input((4,)), layers.Dense(2, activation="relu")])
     for hull in (hullo.AffineHull, act, "affine"):
-        with pytest.raises(TypeError, match=r"hull=.*give a class of hulls of hullo\.keras"):
+        with pytest.raises(TypeError, match=r"hull=.*hullo\.keras"):
             hullo.keras.replace_activations(plain, hull=hull)
 
 
 def test_unsupported_models_are_rejected():
     plain = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
-    with pytest.raises(ValueError, match="no activation of the model can be replaced"):
+    with pytest.raises(ValueError, match="no activation"):
         hullo.keras.replace_activations(plain)
     with pytest.raises(TypeError, match="got a AffineHull: give a Keras model"):
         hullo.keras.summary(hullo.AffineHull("relu"))
@@ -306,7 +306,7 @@ def test_functions_inside_layers_that_are_copied_as_they_are_are_not_replaced():
     parts = [layers.Bidirectional(layers.SimpleRNN(4, activation="relu", return_sequences=True))]
     parts += [Renamed(layers.Dense(4, activation="relu")), layers.TimeDistributed(layers.LSTM(3))]
     model = keras.Sequential([keras.Input((5, 3)), *parts[:2], layers.Reshape((5, 2, 2)), parts[2]])
-    with pytest.raises(ValueError, match="no activation of the model can be replaced"):
+    with pytest.raises(ValueError, match="no activation"):
         hullo.keras.replace_activations(model)
 
 

@@ -183,7 +183,7 @@ class TestRefusals:
 
     @pytest.mark.parametrize("channel_dim", ["channels_last", 1.0, None, True])
     def test_invalid_channel_dim_is_rejected(self, channel_dim: Any) -> None:
-        with pytest.raises(TypeError, match=r"channel_dim=.*: give the index of the dimension"):
+        with pytest.raises(TypeError, match=r"channel_dim="):
             hullo.AffineHull(*TRIO, channel_dim=channel_dim)
 
     @pytest.mark.parametrize("dtype", ["float32", torch.int64, torch.complex64, float])

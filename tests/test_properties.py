@@ -191,5 +191,5 @@ class TestQuestions:
         ):
             with pytest.raises(TypeError, match=message):
                 question(subject)
-        with pytest.raises(TypeError, match="bases are given together with a hull"):
+        with pytest.raises(TypeError, match="together with a hull"):
             question(hullo.AffineHull("identity", "relu"), ["identity", "relu"])

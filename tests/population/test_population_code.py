@@ -293,7 +293,7 @@ def test_members_come_from_any_collection(gather: Callable[[list[nn.Module]], An
 
 def test_one_network_is_not_taken_for_its_layers() -> None:
     assert isinstance(Population([nn.Linear(3, 3)])[torch.tensor(0)], nn.Linear)  # type: ignore[call-overload]
-    with pytest.raises(TypeError, match="members must be a list of networks"):
+    with pytest.raises(TypeError, match="members must be a list"):
         Population(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)))
 
 

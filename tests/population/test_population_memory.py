@@ -270,7 +270,7 @@ def test_strides_are_those_of_each_network(stride: Callable[[Tensor], Tensor]) -
     "read", [lambda y: y[1:].as_strided((3, 4), (4, 1), 0), lambda y: y[:, :2].as_strided((2,), (4,))]
 )
 def test_strides_beyond_the_input_are_refused(read: Callable[[Tensor], Tensor]) -> None:
-    with pytest.raises(LoweringError, match=r"as_strided.* uses memory outside of its input"):
+    with pytest.raises(LoweringError, match=r"as_strided.*memory"):
         Population([Net(lambda net, x: read(net.a(x)))])(numbers(1, 3, 4))
 
 
@@ -290,5 +290,5 @@ def test_activations_of_complex_parts_are_computed_in_their_precision() -> None:
 
 @pytest.mark.parametrize("change", [lambda y: y.t_(), lambda y: y.unsqueeze_(0), lambda y: y.swapaxes_(0, 1)])
 def test_shapes_that_change_in_place_are_refused(change: Callable[[Tensor], Tensor]) -> None:
-    with pytest.raises(LoweringError, match=r"changes a shape in place at .*function_networks"):
+    with pytest.raises(LoweringError, match=r"in place at .*function_networks"):
         Population([Net(lambda net, x: change(net.a(x)))])(numbers(1, 4, 4))

@@ -84,9 +84,7 @@ def test_a_shape_that_depends_on_values_is_refused() -> None:
     networks = [Calling(lambda network, x: network.linear(x)[torch.where(x[:, 0] > 0)]) for _ in range(2)]
     x = torch.ones(2, 4, 5)
     x[1, :2] = -1
-    with pytest.raises(
-        LoweringError, match=r"shape of its result depends on values: \(4,\), \(2,\).*torch\.where\(mask"
-    ):
+    with pytest.raises(LoweringError, match=r"depends on values: \(4,\), \(2,\).*torch\.where\(mask"):
         Population(networks)(x)
 
 
@@ -95,7 +93,7 @@ def test_tensors_that_were_computed_before_are_refused() -> None:
     network = nn.Sequential(nn.Linear(5, 5), nn.utils.weight_norm(nn.Linear(5, 5)))
     with pytest.raises(ValueError, match=r"weight of module '1' of member 0.*parametrizations\.weight_norm"):
         Population([network])
-    with pytest.raises(TypeError, match=r"a function that returns one; got 3"):
+    with pytest.raises(TypeError, match=r"got 3"):
         Population(lambda: 3, seeds=range(2))  # type: ignore[arg-type, return-value]
 
 
@@ -136,7 +134,7 @@ def test_averages_of_parameters_leave_none_of_an_activation_out() -> None:
         population.stacked.get_parameter("one.0.bias")[1] += 1.0
     for _ in range(2):
         torch.testing.assert_close([y[1] for y in population(x, in_dims=None)], list(networks[1](x)))
-    with pytest.raises(LoweringError, match=r"one\.1\.weight, a parameter of an activation"):
+    with pytest.raises(LoweringError, match=r"one\.1\.weight"):
         Population([Momentum(nn.ReLU()), Momentum(nn.PReLU())])(x, in_dims=None)
 
 

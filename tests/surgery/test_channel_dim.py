@@ -70,7 +70,7 @@ def test_channel_dimension_is_that_of_the_last_layer(
 ) -> None:
     model = After(layers, between)
     if dim is None:
-        with pytest.raises(ValueError, match="cannot infer the channel dimension of the input of layers_tanh"):
+        with pytest.raises(ValueError, match=r"channel dimension .* layers_tanh"):
             hullo.replace_activations(model, groups="channels", example_inputs=x)
         return
     hullo.replace_activations(model, groups="channels", example_inputs=x)

@@ -69,7 +69,7 @@ def test_invalid_plot_is_rejected() -> None:
         hullo.plot(nn.Linear(1, 1))
     with pytest.raises(ValueError, match=r"limits=\(3, 1\)"):
         hullo.plot(hullo.AffineHull("relu"), limits=(3, 1))
-    with pytest.raises(ValueError, match="coefficients of a hull have no values, on the meta device"):
+    with pytest.raises(ValueError, match="meta device"):
         hullo.plot(nn.Sequential(hullo.AffineHull("relu", device="meta")))
 
 

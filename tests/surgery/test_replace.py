@@ -279,7 +279,7 @@ def test_activation_on_whose_overwriting_the_model_relies_is_listed() -> None:
     model = hullo.replace_activations(Remembers(), example_inputs=torch.randn(5, 3))
     (site,) = hullo.summary(model).not_replaced
     assert (list(hullo.summary(model).hulls), site.name) == (["inner"], "act")
-    assert "a hull cannot replace it: the changed model computes something else" in site.reason
+    assert "computes something else" in site.reason
 
 
 def test_hulls_are_trainable_in_frozen_modules() -> None:

@@ -137,7 +137,7 @@ def test_checkpoint_of_something_else_is_rejected(checkpoint: Path, tmp_path: Pa
     path = tmp_path / f"{identify(SPECS)}.safetensors"
     state, metadata = read_tensors(checkpoint / path.name)
     write_tensors(path, state, metadata | {key: value})
-    with pytest.raises(ValueError, match=f"^{path} .*delete it to train its runs"):
+    with pytest.raises(ValueError, match=f"^{path} .*delete"):
         Checkpoints(tmp_path).restore(after(0))
 
 
@@ -147,5 +147,5 @@ def test_state_of_another_network_is_rejected(checkpoint: Path, tmp_path: Path) 
     state, metadata = read_tensors(checkpoint / path.name)
     state["population.stacked.conv1.weight"] = torch.zeros(2, 20, 1, 3, 3)
     write_tensors(path, state, metadata)
-    with pytest.raises(ValueError, match=f"^{path} does not fit its runs: .*conv1.*delete it"):
+    with pytest.raises(ValueError, match=f"^{path} .*conv1.*delete"):
         Checkpoints(tmp_path).restore(after(0))

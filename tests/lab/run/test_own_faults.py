@@ -176,7 +176,7 @@ def test_network_too_large_for_the_memory_of_a_cpu_is_a_clear_error(place: Path,
     Path("huge.py").write_text(HUGE)
     result = invoke("train", "huge.py:Huge", "features.npz", "--activation", activation, "--output", "runs")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "does not fit into memory; choose a smaller --batch-size" in result.stderr.splitlines()[-1]
+    assert "--batch-size" in result.stderr.splitlines()[-1]
     assert not Path("runs/records.jsonl").exists()
 
 

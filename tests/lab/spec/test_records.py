@@ -146,7 +146,7 @@ def test_invalid_line_is_rejected_with_its_number(records: Records, line: bytes,
     content = records.path.read_bytes() + line
     records.path.write_bytes(content)
     for attempt in (records.read, lambda: records.add(several(3))):
-        with pytest.raises(ValueError, match=rf"records.jsonl, line 2: {message}.*choose another file or directory"):
+        with pytest.raises(ValueError, match=rf"records.jsonl, line 2: {message}"):
             attempt()
     assert records.path.read_bytes() == content
 
