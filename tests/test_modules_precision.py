@@ -31,7 +31,7 @@ class TestPrecision:
         assert y.dtype == model[0].weight.dtype
         y.sum().backward()
 
-    @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+    @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float16, torch.float32, torch.float64])
     def test_conversions_move_coefficients_to_the_device(self, dtype: torch.dtype) -> None:
         act = hullo.AffineHull(*TRIO, inner_scale="base").to("meta", dtype)
         kept = torch.float64 if dtype == torch.float64 else torch.float32

@@ -39,6 +39,9 @@ def test_preset_starts_as_its_closed_form(made: Callable[[], hullo.Hull], functi
 
 def test_presets_accept_hull_options() -> None:
     assert hullo.presets.xielu(groups=4, channel_dim=-1)(torch.randn(2, 3, 8)).shape == (2, 3, 8)
+    clamped = hullo.presets.xielu(init=[0.0, 1.0, 0.0], parametrization="clamped")
+    assert repr(clamped) == "ConicHull(identity=0, relu2=1, xielu_negative=0)"
+    assert hullo.presets.star_relu(init=[0.0, 1.0]).coefficients.tolist() == [0.0, 1.0]
     assert hullo.presets.poly_relu(init=[1.0, 0.0, 0.0, 0.0])(torch.zeros(1)).item() == 1
     with pytest.raises(ValueError, match="order=4: give 1, 2 or 3"):
         hullo.presets.poly_relu(4)

@@ -36,7 +36,7 @@ def keep_float32(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 
     def convert(tensor: Tensor) -> Tensor:
         converted = fn(tensor)
-        return tensor.to(converted.device) if converted.dtype in (torch.float16, torch.bfloat16) else converted
+        return tensor.to(converted.device) if converted.itemsize < 4 else converted
 
     return convert
 
@@ -221,7 +221,7 @@ class Hull(nn.Module):
             rest[4].append(f"{other}; make this hull with the same arguments")
             return
         for name in (own, f"{prefix}inner_scale"):
-            if name in state_dict and state_dict[name].dtype in (torch.float16, torch.bfloat16):
+            if name in state_dict and state_dict[name].itemsize < 4:
                 state_dict[name] = state_dict[name].float()  # assign=True would keep the type
         super()._load_from_state_dict(state_dict, prefix, *rest)
 

@@ -119,9 +119,6 @@ class Base:
     def __reduce__(self) -> tuple[Callable[[str], Base], tuple[str]]:
         return get_base, (self.name,)  # by name: functions cannot be pickled, and a base is one object per process
 
-    def __deepcopy__(self, memo: object) -> Base:
-        return self
-
 
 def derivative_of(function: Function, slope: Slope, x: Tensor) -> Tensor:
     """Return the slopes at x as a tensor like x, also if `slope` returns a number."""
