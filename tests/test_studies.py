@@ -804,11 +804,11 @@ def test_results_have_what_hulls_learned(study: ModuleType) -> None:
 
     population, start = Population([network(seed) for seed in range(3)]), study.time.perf_counter()
     scores = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    found = study.results(population, scores, start - 6, counts=[1, 2])
+    found = study.results(population, scores, start - 6, counts=[2, 1])
     assert [(score["val"], score["test"]) for score in found] == [(1.0, 2.0), (3.0, 4.0)]
-    assert [score["seconds"] for score in found] == [pytest.approx(2, rel=0.1), pytest.approx(4, rel=0.1)]
+    assert [score["seconds"] for score in found] == [pytest.approx(4, rel=0.1), pytest.approx(2, rel=0.1)]
     assert found[0]["learned"] == {"1": [0.25, 0.75], "2": [0.2, 0.8, 2.0]}
-    assert found[1]["learned"]["1"] == [1.25, 1.75]
+    assert found[1]["learned"]["1"] == [2.25, 2.75]
 
 
 def test_rows_of_tables_are_split_and_scored_by_those_of_training_alone(study: ModuleType, tmp_path: Path) -> None:

@@ -163,6 +163,13 @@ def fast_hull() -> tuple[float, float]:
     return -found.mean, found.half
 
 
+def second_sine() -> tuple[float]:
+    tests, _ = studies.read_tests(ROOT / "results" / "studies" / "images.jsonl")
+    change = paired(tests["linear of two sines"], tests["sin"])
+    assert change
+    return (-change.low,)
+
+
 def extremes(reading: Reading = CHOSEN, skip: tuple[str, ...] = (), **setting: object) -> tuple[float, float]:
     """Return by how much activations of a control are below the table, at least and at most."""
     rows = control(reading, **setting)[0].accuracies
@@ -317,6 +324,7 @@ SENTENCES: list[tuple[str, str, Values]] = [
         lambda: (ahead("relu"), ahead("prelu"), ahead_per_feature()),
     ),
     (STUDIES, r"x30 is (\S+) ± (\S+) ahead of GELU", fast_hull),
+    (STUDIES, r"excludes a gain of more than (\S+) dB", second_sine),
     (CLAIMS, r"The margin of (\S+) points", lambda: equivalence()[1:]),
     (CLAIMS, r"less than half of the (\S+) points that", lambda: (published("lenet5/fashion-mnist"),)),
     (

@@ -20,6 +20,7 @@ STUDIES = Path(__file__).parents[2] / "examples" / "studies"
 TASKS = {
     "tables": "[an MLP on California housing](#tables)",
     "tables-settings": "[the same, a third of the epochs](#which-setting-in-20-epochs)",
+    "images": "[networks of sines that fit images](#images)",
 }
 """Studies in the table of answers, by file."""
 
