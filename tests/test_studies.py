@@ -519,18 +519,18 @@ def test_networks_are_trained_once_before_the_swap_and_kept(study: ModuleType, t
             nn.Linear(1, 1).requires_grad_(False).apply(lambda layer, s=run.seed: layer.weight.fill_(s)) for run in runs
         ]
 
-    def train_on(runs, states, is_still):
-        went_on.append((is_still, [run.candidate for run in runs]))
+    def train_on(runs, states, steps):
+        went_on.append((steps, [run.candidate for run in runs]))
         return [{"val": float(states[run.seed]["weight"]), "test": 0.0, "seconds": 0.0} for run in runs]
 
     runs = [study.Run(name, 0.1, seed) for seed in (0, 100, 101) for name in ("relu", trained.STILL)]
     for _ in range(2):  # the second time, from the file
-        found = trained.train_after(given, train_before, train_on)(runs)
+        found = trained.train_after(given, 7, train_before, train_on)(runs)
         assert [score["val"] for score in found] == [run.seed for run in runs]
     assert asked == [[(0, 0.5), (100, 0.5), (101, 0.5)]]
-    assert went_on == 2 * [(False, ["relu"] * 3), (True, [trained.STILL] * 3)]
+    assert went_on == 2 * [(7, ["relu"] * 3), (0, [trained.STILL] * 3)]
     given.seeds = 3
-    trained.train_after(given, train_before, train_on)([study.Run("relu", 0.1, 102)])
+    trained.train_after(given, 7, train_before, train_on)([study.Run("relu", 0.1, 102)])
     assert asked[1:] == [[(102, 0.5)]]
 
 

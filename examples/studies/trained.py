@@ -42,15 +42,17 @@ States = Mapping[int, Mapping[str, Tensor]]
 
 def train_after(
     given: argparse.Namespace,
+    after: int,
     train_before: Callable[[Sequence[Run]], Population],
-    train_on: Callable[[Sequence[Run], States, bool], Sequence[Scores]],
+    train_on: Callable[[Sequence[Run], States, int], Sequence[Scores]],
 ) -> Train:
     """Return a function that trains runs on.
 
     Args:
         given: the arguments of the study; networks before the swap are kept beside its file of runs.
+        after: epochs or steps after the swap.
         train_before: trains a network for each run, whose candidate is "before".
-        train_on: goes on with networks of some weights, or, if its last argument is true, takes no step.
+        train_on: goes on with networks of some weights, for so many epochs or steps.
     """
     path = given.output.with_suffix(".pt")
 
@@ -69,7 +71,9 @@ def train_after(
     def train(runs: Sequence[Run]) -> Sequence[Scores]:
         before = states()
         return in_groups(
-            runs, lambda run: run.candidate == STILL, lambda some: train_on(some, before, some[0].candidate == STILL)
+            runs,
+            lambda run: run.candidate == STILL,
+            lambda some: train_on(some, before, 0 if some[0].candidate == STILL else after),
         )
 
     return train
@@ -88,11 +92,10 @@ def open_train(given: argparse.Namespace, device: torch.device) -> Train:
     def train_before(runs: Sequence[Run]) -> Population:
         return train_networks(runs, images, given.network, given.before, {"before": BEFORE["relu"]})[0]
 
-    def train_on(runs: Sequence[Run], states: States, is_still: bool) -> Sequence[Scores]:
-        epochs = 0 if is_still else given.epochs
+    def train_on(runs: Sequence[Run], states: States, epochs: int) -> Sequence[Scores]:
         return train_networks(runs, images, given.network, epochs, CANDIDATES, states)[1]
 
-    return train_after(given, train_before, train_on)
+    return train_after(given, given.epochs, train_before, train_on)
 
 
 if __name__ == "__main__":

@@ -39,10 +39,10 @@ def open_train(given: argparse.Namespace, device: torch.device) -> Train:
     def train_before(runs: Sequence[Run]) -> Population:
         return train_networks(runs, text, given, given.before, {"before": CANDIDATES["gelu"]})[0]
 
-    def train_on(runs: Sequence[Run], states: States, is_still: bool) -> Sequence[Scores]:
-        return train_networks(runs, text, given, 0 if is_still else given.steps, CANDIDATES, states)[1]
+    def train_on(runs: Sequence[Run], states: States, steps: int) -> Sequence[Scores]:
+        return train_networks(runs, text, given, steps, CANDIDATES, states)[1]
 
-    return train_after(given, train_before, train_on)
+    return train_after(given, given.steps, train_before, train_on)
 
 
 if __name__ == "__main__":
