@@ -150,6 +150,13 @@ class TestSets:
         assert f"{culprit!r} is a linear combination of {others};" in str(refusal.value)
         assert "Leave one of them out" in str(refusal.value)
 
+    def test_bases_that_overflow_are_compared_where_they_are_finite(self) -> None:
+        hullo.add_base("hyperbolic", torch.sinh)
+        hullo.add_base("half_hyperbolic", lambda x: (x + torch.sinh(x)) / 2)
+        assert len(resolve(["identity", "relu", "hyperbolic"])) == 3
+        with pytest.raises(ValueError, match="'half_hyperbolic' is a linear combination of identity, hyperbolic"):
+            resolve(["identity", "relu", "hyperbolic", "half_hyperbolic"])
+
     @pytest.mark.parametrize(("part", "is_apart"), [(1e-7, True), (1e-11, False)])
     def test_bases_that_differ_by_little_are_independent_and_by_rounding_are_not(
         self, part: float, is_apart: bool
@@ -207,6 +214,9 @@ class TestAdditions:
             ("bell", lambda x: math.e / 2 * (torch.exp(-((x - 1) ** 2)) - math.exp(-1)), (1.0, 1.0), None),
             ("moved", lambda x: 2 * (F.softplus(x) - math.log(2)), (1.0, 1.0), (0.0, 2.0)),
             ("steep", torch.sinh, (1.0, 1.0), (1.0, math.inf)),
+            ("power", lambda x: x + x**3, (1.0, 1.0), (1.0, math.inf)),
+            ("ripple", lambda x: torch.sin(1000 * x) / 1000, (1.0, 1.0), (-1.0, 1.0)),
+            ("far", lambda x: torch.tanh(x) + 1e4 - 1e4, (1.0, 1.0), (0.0, 1.0)),
         ],
     )
     def test_slopes_at_the_origin_are_measured_up_to_rounding(

@@ -16,6 +16,7 @@ from hullo.bases.formulas import FUNCTIONS, differentiate, fill_in
 from hullo.bases.least_squares import Function
 
 _NEAR_ZERO = 2.0**-40  # one side of 0, so near that curvature is negligible
+_STEP = 1e-6  # of differences: small for functions that oscillate, large for those with rounding errors
 _UNBOUNDED = 2.0**40  # slopes as large as this, up to 2^40 from the origin, have no bound
 
 
@@ -121,10 +122,8 @@ def _measure(name: str, function: Function, slope: Slope, hint: str = "") -> Bas
     slopes = derivative_of(function, slope, x)
     if slopes.shape != x.shape:
         raise ValueError(f"the derivative of base function {name!r} must return a tensor like its input, or a number")
-    right = torch.zeros_like(x[near], dtype=torch.bool)
-    for step in (1e-5, 1e-7):  # the larger one is for functions that round, the smaller for those that oscillate
-        differences = (function(x[near] + step) - function(x[near] - step)) / (2 * step)
-        right |= (slopes[near] - differences).abs() <= 1e-5 * differences.abs().clamp_min(1)
+    differences = (function(x[near] + _STEP) - function(x[near] - _STEP)) / (2 * _STEP)
+    right = (slopes[near] - differences).abs() <= 1e-5 * differences.abs().clamp_min(1)
     if int(right.sum()) < 0.99 * len(right):  # there may be kinks between the points; NaN counts as wrong
         at = x[near][~right][0].item()
         text = f"the derivative of base function {name!r} disagrees with its values, e.g. at x = {at:.4g}"
