@@ -79,9 +79,9 @@ IMAGES, LABELS = torch.zeros(2, 1, 3, 3, dtype=torch.uint8), torch.tensor([0, 1]
         (IMAGES.double(), LABELS, "torch.float64"),
         (IMAGES[:, 0], LABELS, r"torch.uint8 of shape \((2, )?3, 3\)"),
         (IMAGES, LABELS.int(), "torch.int32 labels"),
-        (IMAGES, LABELS[:1], r"2 \w+ samples, .*\[1\]"),
-        (IMAGES, LABELS + 1, "labels from 1 to 2, but 2 classes"),
-        (IMAGES, LABELS - 1, "labels from -1 to 0, but 2 classes"),
+        (IMAGES, LABELS[:1], r"2 \w+ samples .*\(1,\)"),
+        (IMAGES, LABELS + 1, "labels from 1 to 2; must be from 0 to 1"),
+        (IMAGES, LABELS - 1, "labels from -1 to 0"),
     ],
 )
 def test_invalid_data_set_is_rejected(images, labels, message):

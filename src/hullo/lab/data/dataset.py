@@ -46,10 +46,11 @@ class Dataset:
                 kinds = [f"{dtype} of shape {tuple(shape)}", f"{images.dtype} of shape {tuple(images.shape[1:])}"]
                 raise ValueError(f"{self.name}: training and {name} samples differ: {' and '.join(kinds)}")
             if labels.dtype != torch.int64 or labels.shape != images.shape[:1] or not len(labels):
-                raise ValueError(f"{self.name}: {len(images)} {name} samples, {labels.dtype} labels {labels.shape}")
+                given = f"{len(images)} {name} samples and {labels.dtype} labels of shape {tuple(labels.shape)}"
+                raise ValueError(f"{self.name}: each sample needs one integer as its label; got {given}")
             low, high = (int(end) for end in labels.aminmax())
             if not 0 <= low <= high < len(self.classes):
-                raise ValueError(f"{self.name}: {name} labels from {low} to {high}, but {len(self.classes)} classes")
+                raise ValueError(f"{self.name}: {name} labels from {low} to {high}; must be from 0 to {len(self.classes) - 1}")
 
     @property
     def holds_images(self) -> bool:

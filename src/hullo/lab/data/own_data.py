@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -142,7 +142,8 @@ def _decode(path: Path, size: int | None) -> Tensor:
             opened.load()  # which turns TIFF files
             pixels = ImageOps.exif_transpose(opened).convert(mode)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path} cannot be read as an image: {error}") from None
+        reason = "its format is unknown" if isinstance(error, UnidentifiedImageError) else error
+        raise DataError(f"{path} cannot be read as an image: {reason}; replace it, or remove it") from None
     if size is not None:
         scale = size / min(pixels.size)
         width, height = (max(size, round(side * scale)) for side in pixels.size)
@@ -166,7 +167,7 @@ def _read_arrays(path: Path) -> tuple[list[Tensor], tuple[str, ...]]:
         raise DataError(f"{path}: {error}") from None
     present: Tensor = torch.unique(parts[1])
     if len(present) < 2 or not torch.equal(present, torch.arange(len(present))):
-        shown = ", ".join(map(str, present[:8].tolist()))
+        shown = ", ".join(map(str, present[:8].tolist())) or "none"
         raise DataError(f"{path}: y_train has labels {shown}; number two classes or more 0, 1, 2, ... without gaps")
     return parts, tuple(map(str, range(len(present))))
 
@@ -177,10 +178,13 @@ def load_arrays(path: Path) -> dict[str, Tensor]:
         arrays: Mapping[str, Any] = load_file(path) if path.suffix == ".safetensors" else _load_npz(path)
     except (OSError, EOFError, ValueError, SafetensorError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
-    try:
-        return {name: torch.as_tensor(array) for name, array in arrays.items()}
-    except TypeError as error:
-        raise DataError(f"{path}: {error}") from None
+    tensors = {}
+    for name, array in arrays.items():
+        try:
+            tensors[name] = torch.as_tensor(array)
+        except TypeError as error:
+            raise DataError(f"{path}, {name}: {error}") from None
+    return tensors
 
 
 def _load_npz(path: Path) -> dict[str, Any]:
