@@ -50,7 +50,9 @@ class Dataset:
                 raise ValueError(f"{self.name}: each sample needs one integer as its label; got {given}")
             low, high = (int(end) for end in labels.aminmax())
             if not 0 <= low <= high < len(self.classes):
-                raise ValueError(f"{self.name}: {name} labels from {low} to {high}; must be from 0 to {len(self.classes) - 1}")
+                raise ValueError(
+                    f"{self.name}: {name} labels from {low} to {high}; must be from 0 to {len(self.classes) - 1}"
+                )
 
     @property
     def holds_images(self) -> bool:
