@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hullo.lab.analysis.power import detectable_difference
 from hullo.lab.analysis.statistics import p_value
 from hullo.lab.comparison.decision import (
     FRESH,
@@ -213,6 +214,14 @@ def test_runs_that_diverge_count_as_the_worst() -> None:
     assert judge([1.0, math.nan], [1.0, 1.0], worth=1.0, worst=-5.0).gain == -3.0
 
 
+def test_a_network_that_diverges_in_the_confirmation_gets_the_worst_test_score_of_all() -> None:
+    earlier = {Trial("own", 0.1, 0): Score(50.0, -7.0), Trial("gelu", 0.1, 0): Score(-90.0, 60.0)}
+    choice = Choice(rates={"own": 0.1, "gelu": 0.1}, challenger="gelu", scores=earlier)
+    scores = {trial: Score(0.0, 3.0) for trial in choice.confirmation(4)}
+    scores[Trial("gelu", 0.1, FRESH)] = Score(math.nan, math.nan)
+    assert confirm(choice, 4, 1.0, 1, scores).gain == (-7.0 - 3.0) / 4
+
+
 def test_differences_without_scatter_decide_nothing() -> None:
     assert judge([2.0, 3.0, 4.0], [1.0, 2.0, 3.0], worth=5.0).kind == UNDECIDED
     assert judge([1.0, 2.0, 3.0], [2.0, 3.0, 4.0], worth=5.0).kind == UNDECIDED
@@ -255,6 +264,9 @@ def test_more_seeds_would_show_the_gain_or_that_it_is_not_worth_a_change() -> No
     assert needed(0.9, worth=1.0) == needed(0.1, worth=1.0)  # as far from zero as the other is from what is worth it
     assert needed(-0.5, worth=0.5) == needed(1.0, worth=0.5)
     assert needed(0.02, worth=0.04) is None
+    seeds = needed(0.5, worth=1.0)  # at the error rate of the next look: 0.025
+    assert seeds is not None
+    assert detectable_difference(1.0, seeds, 0.025) <= 0.5 < detectable_difference(1.0, seeds - 1, 0.025)
     assert needed(9.0, worth=0.5) == 5  # one more than there are
 
 

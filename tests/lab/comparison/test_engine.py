@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
 from hullo.lab.comparison import Result, work
@@ -94,15 +96,22 @@ class Dice:
         return make_record(spec, learned_fields(spec.row, [], []), losses, **about, **more)
 
 
-def run(folder: Path, dice: Any, seeds: int | None, worth: float = WORTH) -> Result:
-    """Call a comparison whose networks are drawn."""
+@contextmanager
+def make_engine(folder: Path, dice: Any, seeds: int | None, worth: float = WORTH) -> Iterator[Engine]:
+    """Yield the engine of a comparison whose networks are drawn."""
     task = make_task(None, None, lambda outputs, targets: 0.0, higher_is_better=dice.sign > 0)
     items = {name: SimpleNamespace(name=name, label=name, group="", scale=1.0) for name in NAMES}
     data, clock, plan = SimpleNamespace(name="dice"), dice.clock, Plan(RATES, members=16)
     setup: Any = SimpleNamespace(network="net", data=data, candidates=items, task=task, notes=[])
     folder.mkdir(exist_ok=True)
     with Progress(Console(quiet=True), quiet=True) as progress:
-        return Engine(setup, Store(folder, task.sign), dice, progress, clock, Event(), plan, 2, seeds, worth).run()
+        yield Engine(setup, Store(folder, task.sign), dice, progress, clock, Event(), plan, 2, seeds, worth)
+
+
+def run(folder: Path, dice: Any, seeds: int | None, worth: float = WORTH) -> Result:
+    """Call a comparison whose networks are drawn."""
+    with make_engine(folder, dice, seeds, worth) as engine:
+        return engine.run()
 
 
 @pytest.mark.parametrize("lower", [False, True])
@@ -161,8 +170,11 @@ def test_a_comparison_takes_the_time_that_it_has(seconds: float, slowness: float
     """However long networks take, by the measure of the plan; and called again, it goes on."""
     dice = Dice(0, slowness=slowness)
     dice.clock.seconds = seconds
-    first = run(tmp_path, dice, None, worth=1e-9)
+    with make_engine(tmp_path, dice, None, worth=1e-9) as engine:
+        first = engine.run()
     assert dice.clock.used < 1.1 * seconds
+    if seconds == 1000:
+        assert engine.pace == pytest.approx(slowness, rel=0.1)
     if slowness == 1.0:
         assert first.verdict is not None
         assert dice.clock.used > 0.7 * seconds or first.verdict.pairs == MAX_PAIRS
@@ -175,3 +187,57 @@ def test_a_comparison_takes_the_time_that_it_has(seconds: float, slowness: float
     assert len(dice.trained) == len(set(dice.trained)) >= trained
     assert second.verdict is not None
     assert second.verdict.pairs >= (0 if first.verdict is None else first.verdict.pairs)
+
+
+def test_the_plan_measures_what_a_population_takes_and_what_each_network_adds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a training whose first step takes 5 seconds, another one 0.02 and 0.01 for each network, an evaluation 2."""
+    time = [0.0]
+
+    class Training:
+        steps = 100
+
+        def __init__(self, size: int) -> None:
+            self.size = size
+
+        def advance(self) -> Iterator[None]:
+            time[0] += 5.0
+            yield
+            while True:
+                time[0] += 0.02 + 0.01 * self.size
+                yield
+
+        def evaluate(self) -> None:
+            time[0] += 2.0
+
+    setup: Any = SimpleNamespace(data=SimpleNamespace(device=torch.device("cpu")))
+    trials = [Trial("own", 0.1, seed) for seed in range(6)]
+    monkeypatch.setattr(work, "_now", lambda device: time[0])
+    monkeypatch.setattr(work, "_make_loop", lambda setup, trials, epochs: Training(len(trials)))
+    measured = work.measure(setup, trials)
+    assert measured == pytest.approx({"setup": 5.0, "fixed": 4.0, "each": 1.0, "members": work.GPU_MEMBERS})
+    assert work.measure(setup, trials[:1]) == pytest.approx({"setup": 5.0, "fixed": 0.0, "each": 5.0, "members": 1})
+
+
+def test_seconds_are_those_of_whole_populations_by_several_workers() -> None:
+    plan = Plan(RATES, members=4, epochs=3, setup=1.0, fixed=2.0, each=0.5, workers=2)
+    assert plan.seconds(8) == 1 + 3 * (2 + 4 * 0.5)
+    assert plan.seconds(9) == 2 * (1 + 3 * 2) + 3 * 5 * 0.5
+    assert plan.seconds(2, rounds=3) == 3 * (1 + 3 * 2) + 3 * 0.5
+
+
+def test_rounds_take_no_time_that_the_confirmation_needs_and_the_first_leaves_some_to_others(tmp_path: Path) -> None:
+    pairs = [(name, 0.1) for name in NAMES]
+    with make_engine(tmp_path, Dice(0), None) as engine:
+        engine.plan = Plan(RATES, members=16, each=1.0)
+        engine.clock.used = 100.0
+        counts = []
+        for left in (20.9, 21.1, 200.0):  # a round of one seed takes 5 seconds, and 8 pairs 16
+            engine.clock.seconds = 100.0 + left
+            counts.append((engine._count_seeds(pairs, 0, 1), engine._count_seeds(pairs, 1, 1)))
+        assert counts[:2] == [(1, 0), (1, 1)]
+        first, later = counts[2]
+        assert 1 <= first < later <= MAX_SEEDS
+        engine.store.records |= {
+            Trial(*pair, seed): engine.workers.record(Trial(*pair, seed)) for pair in pairs for seed in range(4)
+        }
+        assert engine._count_seeds(pairs, 0, 1) == 4  # as an earlier call trained them

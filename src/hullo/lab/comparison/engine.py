@@ -69,8 +69,8 @@ class Engine:
             store.update(plan=asdict(make_plan(self.clock, self._measure(), len(setup.candidates), self.epochs)))
         self.plan = replace(Plan(**store.state["plan"]), workers=self.workers.count)
         if self.epochs is None and self.plan.epochs < MAX_EPOCHS:
-            fitting = f"{spell_count(self.plan.epochs, 'epoch')} of each network fit into the minutes"
-            self.progress.note(f"{fitting}; to train longer, give epochs, and more minutes")
+            allowed = f"the minutes allow {spell_count(self.plan.epochs, 'epoch')} of each network"
+            self.progress.note(f"{allowed}; to train longer, give epochs, and more minutes")
         result = Result(setup, store, self.plan, Choice(grid=list(self.plan.rates)), self.worth, self.worth is None)
         with suppress(OutOfTime):
             result.choice = choice = self._choose()

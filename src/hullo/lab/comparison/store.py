@@ -84,7 +84,7 @@ class Store:
         """Load the weights of a candidate's best member into a network of its structure."""
         path = self._weights_path(name)
         if not path.exists():
-            raise ValueError(f"there are no weights of {name}: all of its networks diverged")
+            raise ValueError(f"there are no weights of {name}: none of its networks was trained without diverging")
         network.load_state_dict(load_file(path))
         return network.eval()
 
