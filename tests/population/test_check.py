@@ -30,6 +30,18 @@ def test_networks_that_keep_the_contract_agree_to_rounding(kind: type[nn.Module]
     assert report.buffers < 1e-12
 
 
+def test_rounding_at_kinks_is_no_difference() -> None:
+    x = torch.randn(2, 3, 3, 3, generator=torch.Generator().manual_seed(0))
+
+    def build() -> nn.Module:
+        net = nn.Sequential(nn.Conv2d(3, 256, 3, padding=1), nn.BatchNorm2d(256), nn.ReLU(), nn.Flatten())
+        with torch.no_grad():  # one input of each ReLU is zero, to rounding
+            net[1].bias.copy_(-net[:2](x)[0, :, 1, 1])
+        return net
+
+    assert Population(build, seeds=range(2)).check(x, in_dims=None).gradients < 1e-4
+
+
 class Noisy(nn.Module):
     """Draw random numbers by many functions of PyTorch, in several regions."""
 

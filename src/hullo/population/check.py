@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +52,6 @@ class Report:
 
 def check_population(population: Population, args: tuple[Any, ...], kwargs: dict[str, Any], in_dims: Any) -> Report:
     """Compare some members alone with their population, as :meth:`Population.check` says."""
-    report = Report(_choose(population))
     values, spec = population._wrap(args, kwargs, in_dims)
     values = [population._in_own_precision(item) if type(item) is Value else item for item in values]
     with _undisturbed(population):
@@ -61,11 +60,30 @@ def check_population(population: Population, args: tuple[Any, ...], kwargs: dict
         for mode in modes:  # a trace may give each member its own buffers, before they are kept
             _set_mode(population, mode)
             programs.append(population._program(values, spec)[0])
-        with population._keeping_state():
-            for mode, program in zip(modes, programs, strict=True):
-                _set_mode(population, mode)
-                _Session(population, program, values, spec).compare(report)
-    return report
+
+        def compare(values: Sequence[Any]) -> Report:
+            report = Report(_choose(population))
+            with population._keeping_state():
+                for mode, program in zip(modes, programs, strict=True):
+                    _set_mode(population, mode)
+                    _Session(population, program, values, spec).compare(report)
+            return report
+
+        try:
+            return compare(values)
+        except ContractError:  # rounding decides at a kink or a tie, but not there again with other inputs
+            with suppress(ContractError):
+                return compare([_move(item) for item in values])
+            raise
+
+
+def _move(item: Any) -> Any:
+    """Return an input with its floating-point numbers up to 1 % smaller."""
+    if type(item) is not Value or not item.tensor.is_floating_point():
+        return item
+    tensor = item.tensor.detach()
+    moved = tensor * (1 - 0.01 * torch.rand_like(tensor))
+    return Value(moved.requires_grad_(item.tensor.requires_grad), item.dim)
 
 
 @contextmanager
