@@ -57,6 +57,7 @@ def linear() -> nn.Module:
         (TOKENS, [linear()], lambda y: y, 8, -1),
         (TOKENS[0], [linear()], lambda y: y, 8, 1),
         (TOKENS, [linear()], lambda y: y.transpose(1, 2), 8, 1),
+        (TOKENS, [nn.Linear(6, 2)], lambda y: y.transpose(1, 2), 2, 1),  # as many as examples
         (TOKENS, [linear()], lambda y: y.chunk(2, -1)[1], 4, -1),
         (TOKENS, [linear()], lambda y: y[:, 0], 8, 1),
         (TOKENS, [linear(), nn.LayerNorm(8)], lambda y: y, 8, -1),
@@ -119,3 +120,12 @@ def test_unknown_channel_dimension_is_an_error(options: dict[str, object], messa
     with pytest.raises(ValueError, match=message):
         hullo.replace_activations(model, **options)  # type: ignore[arg-type]
     assert isinstance(model[0], nn.ReLU)
+
+
+def test_slopes_of_channels_of_images() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.PReLU(4))
+    nn.init.uniform_(model[1].weight)
+    expected = model(IMAGE)
+    hullo.replace_activations(model, example_inputs=IMAGE)
+    assert model[1].groups == 4
+    torch.testing.assert_close(model(IMAGE), expected)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -406,3 +407,21 @@ def test_runs_on_example_inputs_leave_no_hooks() -> None:
     modules = [*model.modules(), *folded.modules()]
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in modules)
     assert not any(module._forward_pre_hooks_with_kwargs for module in modules)
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected", "distance"),
+    [
+        (torch.ones(2), torch.ones(2, dtype=torch.float64), math.inf),
+        (torch.ones(2), torch.ones(1, 2), math.inf),
+        (torch.tensor([1.0, math.nan]), torch.tensor([1.0, 2.0]), math.inf),
+        (torch.tensor([1.0, math.inf]), torch.tensor([1.0, math.inf]), 0.0),
+        (torch.tensor([1.0, math.nan]), torch.tensor([1.0, math.nan]), 0.0),
+        (torch.tensor([1.0, 8.0]), torch.tensor([2.0, 8.0]), 1 / 8),
+        (torch.tensor([1, 2]), torch.tensor([1, 3]), math.inf),
+        (3, 3, 0.0),
+        (3, 3.0, math.inf),
+    ],
+)
+def test_difference_is_relative_to_the_largest_number(actual: Any, expected: Any, distance: float) -> None:
+    assert difference({"x": actual}, {"x": expected})[1] == pytest.approx(distance)

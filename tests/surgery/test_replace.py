@@ -467,3 +467,9 @@ def test_replacing_twice_reports_existing_hulls() -> None:
         hullo.replace_activations(model)
     with pytest.raises(ValueError, match=r"1 hulls already, .*2 \(sigmoid\)"):
         hullo.replace_activations(model.append(nn.Sigmoid()))  # type: ignore[operator]
+
+
+def test_hulls_of_a_function_have_the_device_of_the_model() -> None:
+    model = nn.Sequential(nn.Linear(4, 4, device="meta"), nn.ReLU())
+    hullo.replace_activations(model, hull=lambda site: hullo.AffineHull("identity", "relu"))
+    assert model[1].raw.is_meta

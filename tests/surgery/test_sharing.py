@@ -149,3 +149,11 @@ def test_loaded_hulls_of_fused_gates_have_the_names_of_the_activations() -> None
     other = hullo.fuse_gates(hullo.replace_activations(model, hull=lambda site: hulls[site.name]))
     x = torch.randn(2, 4)
     torch.testing.assert_close(other(x), fused(x))
+
+
+def test_sites_with_other_numbers_of_channels_do_not_share() -> None:
+    layers = [nn.Linear(4, width) for width in (4, 4, 8)]
+    model = nn.Sequential(*(part for layer in layers for part in (layer, nn.ReLU())))
+    hullo.replace_activations(model, example_inputs=torch.randn(3, 4), share="model", groups="channels")
+    assert model[1] is model[3]
+    assert (model[3].groups, model[5].groups) == (4, 8)

@@ -380,6 +380,94 @@ class Settings(Base):
         return F.elu(self.b(h), *(0.5,)) + F.leaky_relu(**arguments)
 
 
+class OtherName(Base):
+    """A method whose first argument has another name, with a keyword-only argument and its default."""
+
+    def forward(module, x: Tensor, *, slope: float = 0.5) -> Tensor:  # noqa: N805
+        return F.relu(module.a(x)) * slope
+
+
+class Indexed(nn.Sequential):
+    """Children whose names are numbers, and two calls after one of them."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self[0](x)) + F.relu(self[0](2 * x))
+
+
+class Unrolled(Base):
+    """Time steps after the first, which follows another layer."""
+
+    steps = 3
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x)
+        for _ in range(self.steps):
+            x = self.b(F.relu(x))
+        return x
+
+
+class Gelu(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(x)
+
+
+class OwnModule(Base):
+    """A module of one's own that calls one function: it is one activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = Gelu()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.b(self.act(self.a(x))))
+
+
+class KeepsTuple(Base):
+    """Tensors in a tuple, which each forward changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = (torch.zeros(4), torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.state[0].add_(1)
+        return F.relu(self.a(x)) + 0 * self.state[0]
+
+
+class SparseInput(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.a(x)) + torch.relu(x.to_sparse()).to_dense()
+
+
+class Annotated(Base):
+    """A function inside, with an annotation that is not evaluated."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        def inner(z: NotThere) -> Tensor:  # type: ignore[name-defined]  # noqa: F821
+            return F.relu(z)
+
+        return inner(self.a(x))
+
+
+class Alias(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.a(x))
+
+    encode = forward
+
+
+class CallsAlias(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Alias()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part.encode(x)
+
+
 class First(Base):
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.a(x))
@@ -427,6 +515,13 @@ CASES: dict[type[nn.Module], tuple[Any, list[str], str]] = {
     Overwrites: (X, ["b_relu", "b_tanh"], ""),
     HoldsPipeline: (X, ["a_relu"], ""),
     Settings: (X, ["a_leaky_relu", "b_elu"], "the arguments of its calls are not written out"),
+    OtherName: (X, ["a_relu"], ""),
+    Indexed: (X, ["layer_0_relu", "layer_0_relu_2"], ""),
+    Unrolled: (X, ["b_relu"], ""),
+    OwnModule: (X, ["act", "act_2"], ""),
+    SparseInput: (X, ["a_tanh"], "its input is sparse"),
+    Annotated: (X, ["a_relu"], ""),
+    CallsAlias: (X, ["part.a_relu"], ""),
     Bound: (X, ["a_relu", "b_gelu"], ""),
     Third: (X, ["a_gelu", "a_relu", "a_tanh"], ""),
     Lambdas: (X, ["a_relu.0", "a_relu.1"], ""),
@@ -439,7 +534,7 @@ def outputs(model: nn.Module, inputs: Any, training: bool) -> Tensor:
     return torch.cat([item.detach().clone() for item in (made if isinstance(made, tuple) else (made,))])
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore:.*torch.compile:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("make", CASES)
 def test_wild_code_is_right_or_listed(make: Callable[[], nn.Module]) -> None:
     inputs, names, reason = CASES[make]  # type: ignore[index]
@@ -478,6 +573,48 @@ def test_loops_over_layers_and_steps_take_any_number_of_steps() -> None:
     plain.steps = 7
     plain.load_state_dict(model.state_dict(), strict=False)
     torch.testing.assert_close(model(X), plain(X))
+
+
+def test_steps_of_a_recurrence_share_a_hull_also_if_the_first_follows_another_layer() -> None:
+    model = hullo.replace_activations(Unrolled(), example_inputs=X)
+    model.steps = 7
+    assert model(X).shape == X.shape
+
+
+def test_tensors_in_a_tuple_are_restored() -> None:
+    model = hullo.replace_activations(KeepsTuple(), example_inputs=X)
+    assert torch.equal(model.state[0], torch.zeros(4))
+
+
+def test_keyword_defaults_are_kept() -> None:
+    model = hullo.replace_activations(OtherName(), example_inputs=X)
+    torch.testing.assert_close(model(X, slope=1.0), 2 * model(X))
+
+
+def test_attributes_of_a_method_are_kept() -> None:
+    class Tagged(Base):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.relu(self.a(x))
+
+        forward.tag = "mine"  # type: ignore[attr-defined]
+
+    assert hullo.replace_activations(Tagged(), example_inputs=X).forward.tag == "mine"
+
+
+def test_backward_hooks_and_compilers_are_not_called() -> None:
+    called = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        called.append("compiled")
+        return graph.forward
+
+    compiled: Any = torch.compile(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), backend=backend)
+    whole = nn.Sequential(compiled, First())
+    whole[1].a.register_full_backward_hook(lambda *_: called.append("backward"))
+    hullo.replace_activations(whole, example_inputs=X)
+    assert not called
+    whole(X).sum().backward()
+    assert set(called) == {"compiled", "backward"}
 
 
 def test_hulls_of_a_loop_have_the_mode_of_the_model() -> None:

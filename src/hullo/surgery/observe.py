@@ -182,14 +182,13 @@ class Observer(TorchFunctionMode):
         running = self._running.pop()
         if running.reading is not None:
             self._inside -= 1
-            if output is None or isinstance(module, (Hull, GatedHull)):
-                return  # it has raised an error, or is no activation to replace
+            if isinstance(module, (Hull, GatedHull)):
+                return
             self._record(type(module).__name__, running.reading, module, running.x)
         elif running.sample is not None and isinstance(output, Tensor):
             self._read_own(running, output)
         if module._parameters and not isinstance(module, Hull):
-            made = output[0] if isinstance(output, tuple) and output else output
-            self._last, self._made = module, tuple(made.shape) if isinstance(made, Tensor) else ()
+            self._last, self._made = module, tuple(output.shape) if isinstance(output, Tensor) else ()
 
     def _read_own(self, running: _Running, output: Tensor) -> None:
         """Record a module of a user's own that computed a known function here, and computes it at test points."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -123,6 +124,8 @@ class Comparison:
             stack.enter_context(torch.set_grad_enabled(gradients))
             if "torch._dynamo" in sys.modules:  # otherwise nothing is compiled, and the import takes seconds
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
+                stack.enter_context(warnings.catch_warnings())
+                warnings.filterwarnings("ignore", "Using `torch.compile.*global hooks")  # those of the observer
             hook_inputs(model, record)
             for module in model.modules():
                 module._backward_hooks.clear()  # restored, as all that a run changes

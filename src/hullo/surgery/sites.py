@@ -248,8 +248,6 @@ def _why_not(group: Group) -> str:
             return f"{call.helper} calls it, which is not a method of a module of the model"
     if len({call.reading.known for call in group}) > 1:
         return "one expression calls different functions"
-    if len({id(call.owner) for call in group}) > 1 and any(call.callee is None for call in group):
-        return "it is called from several modules"
     return ""
 
 
