@@ -70,7 +70,11 @@ def test_the_better_of_two_is_the_one_with_the_smaller_loss(visit: Any, tmp_path
     ]
     page = visit(write_report(tmp_path, rows))
     assert page.locator("[data-part=pair]").inner_text().startswith("relu beats tanh by 0.205 ± 0.064 on 2")
+    assert page.locator("#pair-one").input_value() == "relu"  # the best
     assert [page.locator(f"tr[data-line={row}] td strong").count() for row in ("relu", "tanh")] == [1, 0]
+    page.evaluate("location.hash = '#training'")
+    wait_until(page, "state.view === 'training'")
+    assert column(page, "#training .readings th") == ["relu", "tanh"]
 
 
 def test_three_seeds_have_an_interval_and_two_have_none(visit: Any, report: Path) -> None:
