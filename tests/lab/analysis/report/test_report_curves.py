@@ -46,6 +46,19 @@ def test_the_slider_moves_curves_to_what_the_library_computes(visit: Any, report
     assert (seen[0] - seen[1]).abs().max() > 0.05
 
 
+def test_channels_are_faint_lines_after_the_last_epoch_alone(visit: Any, tmp_path: Path) -> None:
+    (record,) = make_records([COLUMNS[0]], ["affine(identity,relu,per=channel)"], seeds=1, epochs=3)
+    channels = [[[slope, 1 - slope] for slope in (0.1, 0.5, 0.9)] for _ in record.channels]
+    page = visit(write_report(tmp_path, [replace(record, channels=channels)]), "#curves")
+    commit(page)
+    lines = page.locator("#curves .plot").first.locator("path.faint").all()
+    assert len({line.get_attribute("d") for line in lines}) == len(lines) == 3
+    set_range(page, "#epoch", 2)
+    commit(page)
+    assert page.locator("#curves path.faint").count() == 0
+    assert page.locator("#curves path.curve").count() == len(channels)
+
+
 def test_while_playing_curves_are_between_epochs(visit: Any, report: Path) -> None:
     page = visit(report, "#curves?epoch=12")
     page.evaluate("motion.shown = 4.25; updateCurves()")
