@@ -56,7 +56,7 @@ def test_channels_are_faint_lines_after_the_last_epoch_alone(visit: Any, tmp_pat
     set_range(page, "#epoch", 2)
     commit(page)
     assert page.locator("#curves path.faint").count() == 0
-    assert page.locator("#curves path.curve").count() == len(channels)
+    assert page.locator("#curves .plot path").count() == len(channels)
 
 
 def test_while_playing_curves_are_between_epochs(visit: Any, report: Path) -> None:
