@@ -197,3 +197,7 @@ def test_a_run_that_diverged_ends_with_a_cross_and_is_in_no_mean(visit: Any, tmp
     assert read == {"relu": f"{runs[1].test_accuracy[3]:.2f}", "tanh": "diverged"}
     mean = page.locator("#training .plot .curve[data-line=relu]:not(.faint)").get_attribute("d")
     assert mean == page.locator("#training .faint").nth(1).get_attribute("d")
+    first = page.locator("#training .faint").first.get_attribute("d")  # ends where its cross is
+    last = [float(number) for number in re.split("[ML]", first)[-1].split()]
+    cross = re.match(r"M(\S+) (\S+)l", page.locator("#training .lost").first.get_attribute("d"))
+    assert [float(number) + 4 for number in cross.groups()] == pytest.approx(last, abs=0.1)

@@ -169,6 +169,8 @@ def test_files_and_code_hold_what_is_shown(visit: Any, report: Path) -> None:
     torch.testing.assert_close(
         hull.coefficients.detach().flatten(), torch.tensor(record.coefficients[5][1]), rtol=0, atol=3e-5
     )
+    third = "{kind: 'affine', text: '', coefficients: [0.33333, 0.33333, 0.33333], bases: ['identity', 'relu', 'tanh']}"
+    assert "init=[0.33334, 0.33333, 0.33333]" in page.evaluate(f"codeLine({third})")  # they sum to one
 
 
 def test_nothing_shows_through_the_names_when_a_table_scrolls_sideways(visit: Any, tmp_path: Path) -> None:
