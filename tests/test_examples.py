@@ -185,6 +185,9 @@ def test_study_of_bases_halves_and_resumes(
         for path in tmp_path.glob("*.jsonl")
     }
     assert len(files["bases-1"]) == 2 * 3 * 2  # kinds, pairs, rates
+    for epochs in (1, 2):  # the search is not among them: another one may add to these records
+        record = json.loads((tmp_path / f"bases-{epochs}.jsonl").read_text().splitlines()[0])
+        assert record["arguments"] == {"name": "tiny", "network": "resnet8", "epochs": epochs}
     arms = {(item["candidate"], item["lr"]) for item in files["bases-1"]}
     later = [item for item in files["bases-2"] if item["seed"] == 0]
     assert {(item["candidate"], item["lr"]) for item in later[:4]} <= arms

@@ -12,7 +12,7 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -214,15 +214,17 @@ class Study:
         if not others:
             raise UserError(f"{list(candidates)}: give a fixed activation, too; the best of them is the reference")
         chosen = self.choose(list(candidates), rates, choosing)
-        return self.confirm(chosen, min(others, key=lambda name: chosen[name].val), rates, fresh)
+        return self.confirm(chosen, others, rates, fresh)
 
     def confirm(
-        self, chosen: Mapping[str, Choice], reference: str, rates: Sequence[float], fresh: Sequence[int]
+        self, chosen: Mapping[str, Choice], others: Iterable[str], rates: Sequence[float], fresh: Sequence[int]
     ) -> str:
         """Train candidates on fresh seeds, and return a table in Markdown, best validation score first.
 
-        Changes are paired by seed. A candidate that diverged on any seed has no mean and no change: it says how often.
+        Changes are against the best of `others` on validation data, the reference, and paired by seed. A candidate that
+        diverged on any seed has no mean and no change: it says how often.
         """
+        reference = min(others, key=lambda name: chosen[name].val)
         self.scores([Run(name, choice.lr, seed) for seed in fresh for name, choice in chosen.items()])
         tests = {name: self.values("test", name, choice.lr, fresh) for name, choice in chosen.items()}
         lost = {name: sum(map(math.isinf, values)) for name, values in tests.items()}
