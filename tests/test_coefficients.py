@@ -118,6 +118,8 @@ def test_smallest_positive_coefficients_have_raw_parameters() -> None:
     for hull, parametrization in ((hullo.ConvexHull, "softmax"), (hullo.ConicHull, "softplus")):
         act = hull("identity", "relu", init=[1e-12, 1 - 1e-12], parametrization=parametrization)
         torch.testing.assert_close(act.coefficients.tolist(), [1e-12, 1.0], rtol=1e-5, atol=0)
+    act.coefficients = [1000.0, 1e-12]
+    torch.testing.assert_close(act.coefficients.tolist(), [1000.0, 1e-12], rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
