@@ -555,6 +555,13 @@ def test_reference_solution_of_allen_and_cahn_is_that_of_another_method(study: M
     assert (found - torch.stack(expected)[:, ::2]).norm() < 1e-4 * found.norm()
 
 
+def test_residuals_are_those_of_the_equations(study: ModuleType) -> None:
+    physics = importlib.import_module("physics")
+    u, t, x, xx = (torch.tensor(number) for number in (2.0, 3.0, 7.0, 1e4))
+    assert float(physics.AllenCahn().residual(u, t, x, xx)) == pytest.approx(3 - 1 + 5 * 2**3 - 5 * 2)
+    assert float(physics.Convection(30.0).residual(u, t, x, None)) == 3 + 30 * 7
+
+
 def test_studies_that_write_at_the_same_time_lose_no_runs(study: ModuleType, tmp_path: Path) -> None:
     path, start = tmp_path / "runs.jsonl", threading.Barrier(3)
 
