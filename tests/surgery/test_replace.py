@@ -473,3 +473,18 @@ def test_hulls_of_a_function_have_the_device_of_the_model() -> None:
     model = nn.Sequential(nn.Linear(4, 4, device="meta"), nn.ReLU())
     hullo.replace_activations(model, hull=lambda site: hullo.AffineHull("identity", "relu"))
     assert model[1].raw.is_meta
+
+
+def test_wrappers_of_wrappers_are_swapped_inside() -> None:
+    inner = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    hullo.replace_activations(nn.DataParallel(nn.DataParallel(inner)), example_inputs=torch.randn(2, 4))
+    assert isinstance(inner[1], hullo.Hull)
+
+
+def test_modules_are_listed_once_and_parametrizations_stay() -> None:
+    model = nn.Module()
+    model.one = model.other = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Sigmoid())
+    nn.utils.parametrize.register_parametrization(model.one[0], "weight", nn.ReLU())
+    summary = hullo.summary(hullo.replace_activations(model))
+    assert list(summary.hulls) == ["one.1"]
+    assert [site.name for site in summary.not_replaced] == ["one.2"]
