@@ -19,7 +19,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 collect_ignore_glob = ["*conftest.py"]
 collect_ignore = [] if importlib.util.find_spec("keras") else ["src/hullo/keras"]
 if not importlib.util.find_spec("triton"):
-    collect_ignore += ["src/hullo/kernels/triton.py", "src/hullo/kernels/launcher.py", "src/hullo/population/kernels"]
+    collect_ignore += [f"src/hullo/kernels/{name}.py" for name in ("device_math", "slope_table", "triton")]
+    collect_ignore += ["src/hullo/population/kernels"]
 
 
 @pytest.fixture(autouse=True)

@@ -65,6 +65,7 @@ def launch_activations() -> None:
         settings = {"momentum": 0.1, "eps": 1e-5, "residual": images, "kinds": kinds}
         both_passes(*normalize_combine(images, *running, scale, shift, rows, bases, True, **settings))
         both_passes(*group_norm_combine(images, scale, shift, rows, bases, width=8, eps=1e-5, bias=bias, kinds=kinds))
+        both_passes(*group_norm_combine(images, scale, shift, rows, bases, width=8, eps=1e-5, dtype=SINGLE, kinds=kinds))
         x = learned(64, 32)
         y = combine_biased(x, learned(32), rows, bases, kinds)
         both_passes(*torch.autograd.grad(y, x, torch.empty_like(y).requires_grad_(), create_graph=True))

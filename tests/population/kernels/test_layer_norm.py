@@ -50,7 +50,7 @@ def draw(shape: tuple[int, int, int], given: str, dtype: torch.dtype = torch.flo
     st.sampled_from(["", "w", "wb", "y", "ysw", "yswb"]),
     st.booleans(),
 )
-@example((2, 300, 16), "yswb", False)  # several tiles and programs per member
+@example((2, 300, 200), "yswb", False)  # several programs per member, of several tiles each
 @example((1, 3, 2100), "ysw", True)  # more columns than a tile has
 def test_values_and_gradients_agree_with_float64(shape: tuple[int, int, int], given: str, rms: bool) -> None:
     inputs = draw(shape, given.replace("b", "") if rms else given)

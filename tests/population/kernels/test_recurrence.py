@@ -78,3 +78,20 @@ def test_gradients_may_be_in_any_order() -> None:
     dy = torch.randn(MEMBERS, 2, TIME, 5, device=DEVICE)
     apart = torch.autograd.grad(y, parameters, dy.transpose(1, 2), retain_graph=True)
     assert all(map(torch.equal, apart, torch.autograd.grad(y, parameters, dy.transpose(1, 2).contiguous())))
+
+
+def test_the_memory_and_its_gradient_are_added_up_in_float32() -> None:
+    """Each of 32 steps adds less than 16 bits can add to one."""
+    time, step = 32, 1.5 * 2.0**-12
+    bias = torch.tensor([[20.0, 20.0, step, 20.0]] * MEMBERS)  # all gates are open
+    x, state, memory = torch.zeros(MEMBERS, time, 1, 1), torch.zeros(MEMBERS, 1, 1), torch.ones(MEMBERS, 1, 1)
+    x, state, memory, bias = (item.to(DEVICE, HALF) for item in (x, state, memory, bias))
+    zeros = torch.zeros(MEMBERS, 4, 1, dtype=HALF, device=DEVICE)
+    memory.requires_grad_()
+    y, _, last = run_direction("lstm", x, [state, memory], Weights(zeros, zeros, bias, torch.zeros_like(bias)), False)
+    (found,) = torch.autograd.grad([y, last], memory, [torch.full_like(y, 2.0**-10), torch.ones_like(last)])
+    levels = 1 + step * torch.arange(1, time + 1, dtype=torch.float64)
+    expected = 1 + 2.0**-10 * (1 - levels.tanh().square()).sum()
+    eps = torch.finfo(HALF).eps
+    assert float((last.detach().double().cpu() - levels[-1]).abs().max()) <= eps
+    assert float((found.double().cpu() - expected).abs().max()) <= eps

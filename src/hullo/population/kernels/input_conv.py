@@ -22,10 +22,11 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
+from hullo.kernels.device_math import widen
 from hullo.population.kernels import processors
 from hullo.population.kernels.launch import once_differentiable
 from hullo.population.kernels.layouts import block, channels_last, locate_member
-from hullo.population.kernels.row_conv import fold, is_tuned_for, widen
+from hullo.population.kernels.row_conv import fold, is_tuned_for
 
 
 class Tile(NamedTuple):

@@ -23,7 +23,7 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-from hullo.kernels.device_math import HARDWARE, widen_by_pairs
+from hullo.kernels.device_math import widen
 from hullo.kernels.triton import INTERPRETED
 from hullo.population.kernels import processors
 from hullo.population.kernels.launch import launch, wait_for_previous
@@ -208,11 +208,6 @@ def _convolve_kernel(
         to = moments_ptr + (part * members + member) * OUT + out
         tl.store(to, tl.sum(tl.sum(total, axis=1), axis=0), mask=out < OUT)
         tl.store(to + parts * members * OUT, tl.sum(tl.sum(squares, axis=1), axis=0), mask=out < OUT)
-
-
-@triton.jit
-def widen(y):
-    return widen_by_pairs(y) if HARDWARE and y.dtype == tl.bfloat16 else y.to(tl.float32)
 
 
 @triton.jit
