@@ -23,10 +23,10 @@ from torch.utils.data import DataLoader, TensorDataset
 import hullo
 from hullo.lab import compare
 from hullo.lab.comparison import Result, engine, work
-from hullo.lab.comparison.budget import Clock, OutOfTime, Plan, make_plan
+from hullo.lab.comparison.budget import MIN_PAIRS, Clock, OutOfTime, Plan, make_plan
 from hullo.lab.comparison.candidates import Candidate, prepare, seeded
 from hullo.lab.comparison.data import read_data
-from hullo.lab.comparison.decision import FRESH, UNDECIDED, Choice, Trial
+from hullo.lab.comparison.decision import FRESH, UNDECIDED, Choice, Trial, count_trials
 from hullo.lab.comparison.store import score_of
 from hullo.lab.comparison.task import make_task
 from hullo.lab.comparison.trial import Setup, TrialLoop
@@ -621,6 +621,13 @@ def test_with_too_little_time_for_the_grid_the_middle_rate_is_planned_and_fewer_
     assert (short.rates, short.epochs) == ((0.01,), 60)
     with pytest.raises(ValueError, match="in all"):
         make_plan(Clock(600), measured, 7, epochs=600)
+    for seconds in (15, 60, 240):  # half of them for the choice, also by one more learning rate, 0.4 for 8 pairs
+        plan = make_plan(Clock(seconds), measured, 7, epochs=None)
+        one_more = replace(plan, epochs=plan.epochs + 1)
+        trials = count_trials(7, len(plan.rates) + (len(plan.rates) > 1))
+        assert plan.seconds(trials) <= seconds / 2
+        assert plan.seconds(2 * MIN_PAIRS) <= 0.4 * seconds
+        assert plan.epochs == 20 or max(one_more.seconds(trials) / 0.5, one_more.seconds(16) / 0.4) > 0.99 * seconds
 
 
 def test_runs_that_diverge_are_counted_and_do_not_stop_others(tmp_path: Path) -> None:

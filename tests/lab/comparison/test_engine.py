@@ -18,7 +18,7 @@ from rich.console import Console
 
 from hullo.lab.comparison import Result, work
 from hullo.lab.comparison.budget import Plan
-from hullo.lab.comparison.decision import FRESH, MAX_PAIRS, UNDECIDED, Score, Trial, Verdict, choose, confirm
+from hullo.lab.comparison.decision import FRESH, MAX_PAIRS, UNDECIDED, Choice, Score, Trial, Verdict, choose, confirm
 from hullo.lab.comparison.engine import MAX_SEEDS, Engine
 from hullo.lab.comparison.store import Store
 from hullo.lab.comparison.task import make_task
@@ -125,8 +125,12 @@ def test_the_engine_decides_as_the_decision_that_is_simulated(lower: bool, tmp_p
             assert (result.choice.challenger, result.choice.rates) == (choice.challenger, choice.rates)
             assert result.verdict == confirm(choice, pairs, WORTH, look, dice.scores(choice.confirmation(pairs)))
             kinds.add(result.verdict.kind)
+            trained = len(dice.trained)
             if result.verdict.kind != UNDECIDED:
                 break
+        same = run(tmp_path / str(seed), dice, 2 * pairs if result.verdict.kind != UNDECIDED else pairs)
+        assert same.verdict == result.verdict  # a look that has decided stays, and so does one with as many seeds
+        assert len(dice.trained) == trained
         assert len(dice.trained) == len(set(dice.trained))
     assert len(kinds) > 1
 
@@ -165,18 +169,28 @@ def test_the_finding_says_how_the_interval_lies(
 
 
 @pytest.mark.parametrize("slowness", [0.3, 1.0, 3.0])
-@pytest.mark.parametrize("seconds", [60, 200, 1000])
-def test_a_comparison_takes_the_time_that_it_has(seconds: float, slowness: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize("seconds", [16, 60, 200, 1000])
+def test_a_comparison_takes_the_time_that_it_has(
+    seconds: float, slowness: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However long networks take, by the measure of the plan; and called again, it goes on."""
-    dice = Dice(0, slowness=slowness)
+    dice, announced = Dice(0, slowness=slowness), []
+
+    def announce(self: Engine, choice: Choice, pairs: int, look: int, worth: float) -> None:
+        announced.append((pairs, self.clock.used / seconds))
+
+    monkeypatch.setattr(Engine, "_announce", announce)
     dice.clock.seconds = seconds
     with make_engine(tmp_path, dice, None, worth=1e-9) as engine:
         first = engine.run()
-    assert dice.clock.used < 1.1 * seconds
+    assert dice.clock.used < 1.2 * seconds
     if seconds == 1000:
         assert engine.pace == pytest.approx(slowness, rel=0.1)
     if slowness == 1.0:
         assert first.verdict is not None
+        ((planned, share),) = announced
+        assert planned == first.verdict.pairs
+        assert share < 0.65  # of the time, which the choice takes at most
         assert dice.clock.used > 0.7 * seconds or first.verdict.pairs == MAX_PAIRS
         fresh = sum(trial.seed >= FRESH for trial in dice.trained)
         assert len(dice.trained) / 4 < fresh  # the choice leaves time for the confirmation
