@@ -64,8 +64,9 @@ def launch_activations() -> None:
         both_passes(combine_pool_drop(side_by_side, rows, bases, *NUMBERS, 0, 0.5, bias=bias, flat=True, kinds=kinds))
         settings = {"momentum": 0.1, "eps": 1e-5, "residual": images, "kinds": kinds}
         both_passes(*normalize_combine(images, *running, scale, shift, rows, bases, True, **settings))
-        both_passes(*group_norm_combine(images, scale, shift, rows, bases, width=8, eps=1e-5, bias=bias, kinds=kinds))
-        both_passes(*group_norm_combine(images, scale, shift, rows, bases, width=8, eps=1e-5, dtype=SINGLE, kinds=kinds))
+        for more in ({"bias": bias}, {"dtype": SINGLE}):
+            grouped = {"width": 8, "eps": 1e-5, "kinds": kinds} | more
+            both_passes(*group_norm_combine(images, scale, shift, rows, bases, **grouped))
         x = learned(64, 32)
         y = combine_biased(x, learned(32), rows, bases, kinds)
         both_passes(*torch.autograd.grad(y, x, torch.empty_like(y).requires_grad_(), create_graph=True))

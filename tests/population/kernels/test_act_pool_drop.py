@@ -19,6 +19,7 @@ from rounding import assert_rounded_once
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
+from hullo.population.kernels import act_pool_drop  # noqa: E402
 from hullo.population.kernels.act_pool_drop import combine_pool_drop  # noqa: E402
 
 TRIO = tuple(hullo.get_base(name) for name in ("identity", "relu", "tanh"))
@@ -103,6 +104,15 @@ def test_values_and_gradients_agree_with_the_three_in_float64(case: Case) -> Non
         torch.testing.assert_close(a.double().cpu(), b, rtol=1e-5, atol=1e-6 * b.abs().max().item())
     assert torch.equal(found[0].cpu() == 0, expected[0] == 0)  # the masks, to the bit
     assert found[1].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_program_of_all_tiles_gives_the_same_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(2, 32, (10, 12), bias=True)
+    inputs, found = case.draw(), []
+    for programs in (act_pool_drop.PROGRAMS, 0):
+        monkeypatch.setattr(act_pool_drop, "PROGRAMS", programs)
+        found.append(passes(case.fused, [tensor.to(DEVICE) for tensor in inputs]))
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["kerasnet", "kerasnet, last pool", "lenet"])

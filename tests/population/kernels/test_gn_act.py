@@ -217,3 +217,17 @@ def test_the_result_has_the_dtype_that_is_asked_for() -> None:
     assert torch.equal(wide.half(), narrow)
     assert not torch.equal(wide, narrow.float())
     assert torch.autograd.grad(wide.sum(), [x])[0].dtype == torch.float16
+
+
+def test_sums_of_several_parts_of_wide_groups_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program loads one part at a time of groups as wide as this."""
+    monkeypatch.setattr(channel_stats, "processors", lambda x: 64)
+    x = torch.randn(1, 12, 12, 1200).movedim(-1, 1) + 3
+    rows, dy = torch.ones(1), torch.randn(1, 1200, 12, 12)
+    leaf, wide = x.to(DEVICE).requires_grad_(), x.double().requires_grad_()
+    bases = (hullo.get_base("identity"),)
+    found, _ = group_norm_combine(leaf, None, None, rows.to(DEVICE), bases, width=1200, eps=1e-5)
+    expected = F.group_norm(wide, 1, eps=1e-5)
+    torch.testing.assert_close(found.double().cpu(), expected, rtol=1e-5, atol=1e-5)
+    (dx,), (exact,) = (torch.autograd.grad(y, t, dy.to(y)) for y, t in ((found, leaf), (expected, wide)))
+    torch.testing.assert_close(dx.double().cpu(), exact, rtol=1e-4, atol=1e-5)

@@ -16,6 +16,7 @@ pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # which the interpreter multiplies, and the other not
 
+from hullo.population.kernels import input_conv  # noqa: E402
 from hullo.population.kernels.input_conv import convolve as convolve_measured  # noqa: E402
 
 LAYERS = {  # channels, height, width, side, same, outputs
@@ -82,6 +83,16 @@ def test_values_and_gradients_agree_with_a_convolution_of_images(
     for slope, expected_slope, leaf in zip(slopes, expected_slopes, leaves, strict=True):
         torch.testing.assert_close(slope.double(), expected_slope, rtol=1e-5, atol=1e-4)
         assert slope.stride() == leaf.stride()
+
+
+def test_a_program_of_all_tiles_gives_the_same_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    *batch, weight, bias = random_layer(*LAYERS["kerasnet"])
+    leaves, found = [weight.requires_grad_(), bias.requires_grad_()], []
+    for processors in (input_conv.processors, lambda x: 0):
+        monkeypatch.setattr(input_conv, "processors", processors)
+        y = convolve(*batch, *leaves, same=True)
+        found.append([y, *torch.autograd.grad(y, leaves, torch.ones_like(y))])
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("moved", [True, False])
