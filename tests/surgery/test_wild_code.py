@@ -591,6 +591,25 @@ def test_keyword_defaults_are_kept() -> None:
     torch.testing.assert_close(model(X, slope=1.0), 2 * model(X))
 
 
+def test_second_swap_keeps_methods_that_the_first_has_changed() -> None:
+    class Two(Base):
+        def gate(self, x: Tensor) -> Tensor:
+            return torch.sigmoid(self.b(x))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.relu(self.a(x)) * self.gate(x)
+
+    model, names = Two(), ["a_relu", "b_sigmoid"]
+    for function in ("relu", "sigmoid"):
+        hullo.replace_activations(model, example_inputs=X, functions=[function])
+    before = model(X)
+    for name in names:
+        model.get_submodule(name).raw.data.add_(torch.tensor([0.5, -0.5, 0.5]))
+        after = model(X)
+        assert not torch.equal(after, before), name
+        before = after
+
+
 def test_attributes_of_a_method_are_kept() -> None:
     class Tagged(Base):
         def forward(self, x: Tensor) -> Tensor:
