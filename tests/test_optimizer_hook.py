@@ -170,6 +170,21 @@ def test_hulls_of_one_step_are_restricted_like_each_alone() -> None:
         torch.testing.assert_close(act.raw, other.raw - 0.1 * sign * gradient)
 
 
+@pytest.mark.parametrize(("maximize", "expected"), [(False, [-1.0, 0.0]), (True, [0.0, 2.0])])
+def test_owner_of_many_parameters_restricts_the_descent(maximize: bool, expected: list[float]) -> None:
+    class Owner:
+        raw = nn.Parameter(torch.zeros(2))
+
+        def feasible_gradient(self, gradient: Tensor) -> Tensor:
+            return gradient.clamp_max(0)
+
+    owner = Owner()
+    optimizer_hook.watch(owner)
+    owner.raw.grad = torch.tensor([-1.0, 2.0])
+    torch.optim.SGD([owner.raw], lr=1.0, maximize=maximize).step()
+    assert owner.raw.grad.tolist() == expected
+
+
 def test_deleted_hull_is_not_kept_alive() -> None:
     gc.collect()
     before = len(optimizer_hook._watched)

@@ -68,20 +68,17 @@ def _restrict_gradients(optimizer: Optimizer) -> None:
         sign = -1 if group.get("maximize") else 1  # of the descent
         for raw in group["params"]:
             owner = owners.get(id(raw)) if raw.grad is not None else None
-            if isinstance(owner, Parametrization):
-                # hulls of one parametrization take one call, except those that are sharded
-                if is_sharded(raw):
-                    feasible = owner.restrict(gather(raw), sign * gather(raw.grad))  # type: ignore[misc]
-                    raw.grad.copy_(shard_like(sign * feasible, raw.grad))
-                else:
-                    batches[owner, sign, raw.device, raw.dtype, raw.shape[-1]].append(raw)
+            if isinstance(owner, Parametrization) and not is_sharded(raw):
+                batches[owner, sign, raw.device, raw.dtype, raw.shape[-1]].append(raw)  # which take one call
             elif owner is not None:
-                raw.grad.copy_(sign * owner.feasible_gradient(sign * raw.grad))
+                descent = sign * gather(raw.grad)
+                is_hull = isinstance(owner, Parametrization)
+                feasible = owner.restrict(gather(raw), descent) if is_hull else owner.feasible_gradient(descent)
+                raw.grad.copy_(shard_like(sign * feasible, raw.grad))
     for (parametrization, sign, _, _, bases), raws in batches.items():
         gradients = [raw.grad.view(-1, bases) for raw in raws if raw.grad is not None]
         rows, descent = torch.cat([raw.view(-1, bases) for raw in raws]), torch.cat(gradients)
-        feasible = parametrization.restrict(rows, descent if sign > 0 else -descent)  # type: ignore[misc]
-        feasible = feasible if sign > 0 else -feasible
+        feasible = sign * parametrization.restrict(rows, sign * descent)  # type: ignore[misc]
         copy_each(gradients, torch.split(feasible, [len(gradient) for gradient in gradients]))
 
 
