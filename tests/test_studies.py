@@ -418,6 +418,35 @@ def test_forms_of_language_models(study: ModuleType, gpt) -> None:
     assert [len(own) for own in hulls] == [2, 1]
 
 
+def test_language_models_read_the_past_alone_and_start_as_gpt_2_does(study: ModuleType, gpt) -> None:
+    language, _, text = gpt
+    torch.manual_seed(0)
+    made = language.GPT(7, 8, 2, 64, 0.0, lambda width: nn.ReLU())
+    before, after = text[:8].clone().view(1, 8), text[:8].clone().view(1, 8)
+    after[0, 5] = (after[0, 5] + 1) % 7
+    with torch.no_grad():
+        changed = (made(before) - made(after)).abs().amax((0, 2))
+    assert changed[:5].max() < 1e-6 < changed[5:].min()
+    for name, p in made.named_parameters():
+        if p.dim() == 2:
+            residual = name.endswith(("proj.weight", "down.weight"))
+            assert float(p.detach().std()) == pytest.approx(0.02 / (2 * 2) ** 0.5 if residual else 0.02, rel=0.2)
+    assert not [name for name, _ in made.named_parameters() if name.endswith("bias")]
+    assert made.head.weight is made.tokens.weight
+
+
+def test_evaluations_of_language_are_spread_over_the_text(study: ModuleType, gpt) -> None:
+    language, given, text = gpt
+    given.evaluated = 2
+    (score,) = language.train([study.Run("gelu", 0.0, 3)], text, given, 1)[1]
+    torch.manual_seed(3)
+    made = language.GPT(7, 8, 2, 16, 0.3, lambda width: nn.GELU()).eval()
+    rows = text[810:855].view(5, 9)[[0, 2]]
+    with torch.no_grad():
+        expected = F.cross_entropy(made(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
+    assert score["val"] == pytest.approx(float(expected), rel=1e-5)
+
+
 def test_best_evaluation_of_language_is_that_of_validation_data(study: ModuleType, gpt) -> None:
     language, given, _ = gpt
     given.dropout, start = 0.0, torch.arange(810) % 3
@@ -450,6 +479,24 @@ def test_physics_errors_are_relative_to_the_solution(study: ModuleType) -> None:
     around = made(F.pad(edge[:, :1], (0, 1))) - made(F.pad(edge[:, :1], (0, 1), value=2 * torch.pi))
     expected = sum(part.square().mean() for part in (slopes[:, 0] + 2 * slopes[:, 1], begin, around))
     assert score["val"] == pytest.approx(float(expected), rel=1e-3)
+
+
+def test_a_tenth_of_the_images_validates_and_crops_are_padded_with_black(
+    study: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    convolutions = importlib.import_module("convolutions")
+    pixels = torch.full((60, 3, 8, 8), 255, dtype=torch.uint8)
+    whole = data.Dataset("white", ("a", "b"), pixels, torch.arange(60) % 2, pixels[:10], torch.arange(10) % 2)
+    monkeypatch.setattr(convolutions.data, "load", lambda *_: whole)
+    held = convolutions.load_images(argparse.Namespace(name="white", data=None), torch.device("cpu"))
+    assert [len(held.train_labels), len(held.eval_sets["val"][1]), len(held.eval_sets["test"][1])] == [54, 6, 10]
+    index, moves = torch.zeros(1, 1, dtype=torch.int64), torch.tensor([[[0, 2, 0]]])
+    shown = convolutions.AugmentedImages(pixels, index, moves, **convolutions.LOOK).tensor()[0, 0]
+    black, white = (
+        (tone - torch.tensor(convolutions.LOOK["mean"])) / torch.tensor(convolutions.LOOK["std"]) for tone in (0, 1)
+    )
+    torch.testing.assert_close(shown[:, 0, 0], black)
+    torch.testing.assert_close(shown[:, -1, 0], white)
 
 
 def test_errors_of_images_are_percent_of_each_set(study: ModuleType) -> None:
