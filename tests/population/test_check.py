@@ -207,6 +207,54 @@ def test_what_breaks_the_contract_is_found_and_its_module_named(function: Callab
         Population([network(function), network(function)]).check(torch.randn(2, 5, 4))
 
 
+def lose(inner: Any, x: Tensor) -> Any:
+    inner.calls += 1
+    return x * (torch.nan if inner.calls > 1 else 1.0)
+
+
+def collect(inner: Any, x: Tensor) -> Any:
+    inner.items.append(x.detach())
+    return list(inner.items)
+
+
+def widen(inner: Any, x: Tensor) -> Any:
+    inner.calls += 1
+    return x.repeat(1, inner.calls)
+
+
+def note(inner: Any, x: Tensor) -> Any:
+    inner.calls += 1
+    with torch.no_grad():
+        inner.total += inner.calls
+    return x
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lose, "output 0 differs by inf"),
+        (collect, "it has 2 outputs alone, 1 in the population"),
+        (widen, r"output 0 has shape \(5, 8\) alone, \(5, 4\) in the population"),
+        (note, "buffer total differs by 1 at most"),
+    ],
+)
+def test_the_kind_of_a_difference_is_named(function: Callable[[Any, Tensor], Any], words: str) -> None:
+    inner = Inner(function)
+    inner.register_buffer("total", torch.zeros(3))
+    with pytest.raises(ContractError, match=f"member 0 alone.*call 2 in training mode: {words}"):
+        Population([inner]).check(torch.randn(1, 5, 4))
+
+
+def test_numbers_that_are_not_finite_alone_and_in_the_population_are_no_difference() -> None:
+    Population([Inner(lambda inner, x: x / (x - x)) for _ in range(2)]).check(torch.randn(5, 4), in_dims=None)
+
+
+def test_gradients_of_probabilities_are_compared() -> None:
+    """The gradient of their sum would be zero."""
+    with pytest.raises(ContractError, match=r"gradient of 0\.1\.layer\.bias differs by"):
+        Population([nn.Sequential(network(hook), nn.Softmax(-1))]).check(torch.randn(1, 5, 4))
+
+
 def test_state_that_matters_in_evaluation_alone_is_found() -> None:
     def remember(inner: Any, x: Tensor) -> Tensor:
         if inner.training:

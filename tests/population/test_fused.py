@@ -225,7 +225,7 @@ def test_copies_in_bfloat16_follow_the_parameters(fused: Callable[[bool], None])
         # the interpreter cuts off instead of rounding
         assert bool(((leaf.float() - value).abs() <= value.abs() * 2.0**-7).all())
     state = {name: torch.zeros_like(tensor) for name, tensor in population.state_dict().items()}
-    fixed = {f"activations.{name}": getattr(population.activations, name) for name in ("codes", "fixed")}
+    fixed = {f"activations.{name}": getattr(population.activations, name) for name in ("codes", "digests", "fixed")}
     population.load_state_dict(state | fixed)
     assert not any(copied.any() for copied in population.copies.values())
     ones = {f"inner.{name}": torch.ones_like(t) for name, t in population.state_dict().items()}

@@ -53,7 +53,7 @@ def test_every_activation_of_pytorch_is_computed_beside_others() -> None:
     torch.testing.assert_close(population(x), torch.stack([member(x[k]) for k, member in enumerate(members)]))
     assert "one member after the other" in population.explain(x)
     for odd in (nn.GLU(), nn.RReLU(), nn.Linear(4, 4)):
-        with pytest.raises(ValueError, match=f"'1' is {type(odd).__name__} in member 1"):
+        with pytest.raises(ValueError, match=f"members 0 and 1 differ in module '1': ReLU and {type(odd).__name__}"):
             Population([nn.Sequential(nn.Linear(3, 4), act) for act in (nn.ReLU(), odd, nn.Tanh())])
 
 
@@ -118,7 +118,7 @@ def test_unlike_modules_with_parameters_or_of_another_shape_are_refused() -> Non
     def network(act: nn.Module) -> nn.Module:
         return nn.Sequential(nn.Linear(3, 4), act)
 
-    with pytest.raises(ValueError, match="'1' is Norm in member 1"):
+    with pytest.raises(ValueError, match="members 0 and 1 differ in module '1': ReLU and Norm"):
         Population([network(nn.ReLU()), network(Norm())])
     with pytest.raises(ValueError, match="Norm and Gauss"):
         Population([network(Norm()), network(Gauss())])

@@ -75,6 +75,11 @@ def leaky(slope: float) -> Callable[[], nn.Module]:
     return lambda: nn.LeakyReLU(slope)
 
 
+class Sine(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sin()
+
+
 def test_frozen_coefficients_that_are_loaded_are_used_and_stay_where_they_are() -> None:
     """A captured step reads them at their address."""
     hulls = [hullo.AffineHull("relu", "tanh", init=init).requires_grad_(False) for init in ([0.0, 1.0], [1.0, 0.0])]
@@ -96,6 +101,7 @@ def test_frozen_coefficients_that_are_loaded_are_used_and_stay_where_they_are() 
         ([convex(), nn.PReLU, nn.ReLU], "[2]"),
         ([convex(), nn.PReLU, leaky(0.3)], "[2]"),
         ([lambda: convex()().requires_grad_(False), nn.PReLU, leaky(0.2)], "[0]"),
+        ([lambda: hullo.ConvexHull("tanh", "relu"), nn.PReLU, leaky(0.2)], "[0]"),
     ],
 )
 def test_state_of_other_activations_is_refused(others: Sequence[Callable[[], nn.Module]], members: str) -> None:
@@ -116,6 +122,24 @@ def test_state_of_other_activations_is_refused(others: Sequence[Callable[[], nn.
         population.load_state_dict(state)
     own = {name: tensor for name, tensor in population.state_dict().items() if name.startswith("activations.")}
     assert all(tensor.equal(before[name]) for name, tensor in own.items())
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (nn.ReLU, nn.Tanh),
+        (lambda: nn.PReLU(6), convex(groups=6)),
+        (convex(groups=6), convex(groups=6, channel_dim=-1)),
+        (nn.Tanh, Sine),
+    ],
+)
+def test_state_of_members_in_another_order_is_refused(one: Any, other: Any) -> None:
+    made = [
+        Population([nn.Sequential(nn.Linear(6, 6), act()) for act in acts]) for acts in ((one, other), (other, one))
+    ]
+    made[0].load_state_dict(made[0].state_dict())
+    with pytest.raises(RuntimeError, match=r"other activations in members \[0, 1\]"):
+        made[1].load_state_dict(made[0].state_dict())
 
 
 def test_optimizers_of_pytorch_move_hulls_as_they_do_alone() -> None:

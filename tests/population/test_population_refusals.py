@@ -228,6 +228,10 @@ def test_bad_optimizer_settings_are_rejected_with_the_value() -> None:
         SGD(population.parameters(), lr=0.1)
     with pytest.raises(RuntimeError, match="backward"):
         SGD(population, lr=0.1).step()
+    early = SGD(Population(plain_networks.MLP, seeds=range(3)), lr=0.1)
+    early.population.double()(torch.randn(3, 4, 6).double()).sum().backward()
+    with pytest.raises(RuntimeError, match=r"float64 now; make the optimizer after"):
+        early.step()
     population(torch.randn(3, 4, 6)).sum().backward()
     with pytest.raises(ValueError, match=r"\(2,\).*3 members"):
         SGD(population, lr=0.1, schedule=lambda updates: torch.ones(2)).step()

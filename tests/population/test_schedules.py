@@ -102,6 +102,11 @@ def test_warm_up_is_a_sequence_of_pytorch(warm: int, start: float, length: int) 
     )
 
 
+def test_the_update_after_a_warm_up_is_the_first_of_the_next_schedule() -> None:
+    schedule = schedules.warm_up(4, then=schedules.linear(4, start=0.2))
+    assert [float(schedule(torch.tensor(float(count)))) for count in (3, 4, 8)] == pytest.approx([0.75, 0.2, 1.0])
+
+
 def test_members_have_their_own_lengths_and_keep_them_when_others_are_dropped() -> None:
     population = Population(lambda: nn.Linear(1, 1, bias=False), seeds=range(3))
     optimizer = SGD(population, lr=1.0, schedule=schedules.linear([2, 4, 8], start=0.0))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -97,6 +98,7 @@ class Activations(nn.Module):
     slopes: nn.Parameter | None  # of nn.PReLU, (K, R): not coefficients, for an optimizer
     fixed: Tensor  # numbers that are not learned; always float64, so that no conversion rounds them
     codes: Tensor  # as in `CODES`
+    digests: Tensor  # of what the activations of each member are, (K,); averages in float32 are exact
     scales: InnerScales | None
 
     def __init__(self, sites: Sequence[ActivationSite], members: int, dtype: torch.dtype) -> None:
@@ -117,6 +119,8 @@ class Activations(nn.Module):
             if activation.scales is not None:
                 scales[k, span, columns] = activation.scales.detach().to(scales)
         self.register_buffer("codes", codes)
+        described = ([site.activations[k].describe() for site in self.sites] for k in range(members))
+        self.register_buffer("digests", torch.tensor([zlib.crc32(repr(item).encode()) % 2**24 for item in described]))
         self.register_buffer("fixed", torch.where(codes < 0, numbers, 0.0))
         like = next((item.raw for item in used if item.parametrization == "slope"), None)
         is_slope = codes == CODES["slope"]
@@ -149,11 +153,13 @@ class Activations(nn.Module):
         watch(self)  # copies and unpickled populations
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        codes, fixed = (state_dict.get(f"{prefix}{name}") for name in ("codes", "fixed"))
-        if codes is not None and fixed is not None and codes.shape == fixed.shape == self.codes.shape:
-            own = self.codes.to(codes.device)
-            apart = (codes != own) | ((own == -CODES["fixed"]) & (fixed != self.fixed.to(fixed)))
-            if members := apart.flatten(1).any(1).nonzero().flatten().tolist():
+        digests, fixed = (state_dict.get(f"{prefix}{name}") for name in ("digests", "fixed"))
+        if digests is not None and fixed is not None and digests.shape == self.digests.shape:
+            apart = digests != self.digests.to(digests)
+            if fixed.shape == self.fixed.shape:
+                is_fixed = (self.codes == -CODES["fixed"]).to(fixed.device)
+                apart = apart | (is_fixed & (fixed != self.fixed.to(fixed))).flatten(1).any(1).to(apart.device)
+            if members := apart.nonzero().flatten().tolist():
                 rest[4].append(
                     f"the state was saved with other activations in members {members}; make the population of the same "
                     "networks, in the same order"
@@ -196,7 +202,7 @@ class Activations(nn.Module):
         columns = [bases.index(base) for base in self.bases]
 
         def select(values: Tensor) -> Tensor:
-            return values[members] if values.dim() == 2 else values[members][..., columns]
+            return values[members] if values.dim() < 3 else values[members][..., columns]
 
         for module in self.modules():
             for name, parameter in module.named_parameters(recurse=False):

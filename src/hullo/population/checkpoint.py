@@ -21,7 +21,7 @@ def save(path: str | os.PathLike[str], population: Population, optimizer: Optimi
     """Write a file; one that is there is replaced only by a complete one."""
     _check_optimizer(population, optimizer)
     parts: dict[str, Any] = {"numbers": population.numbers, "population": population.state_dict()}
-    parts |= {"choices": choice.choices(), "bases": _name_bases(population)}
+    parts["choices"] = choice.choices()
     if optimizer is not None:
         parts["optimizer"] = optimizer.state_dict()
     path = Path(path)
@@ -44,7 +44,7 @@ def load(path: str | os.PathLike[str], population: Population, optimizer: Optimi
         if not zipfile.is_zipfile(file):
             raise ValueError(f"{os.fspath(path)} is cut off, or not a file of Population.save")
     parts = torch.load(path, map_location=population.seeds.device, weights_only=True)
-    if not isinstance(parts, dict) or not {"numbers", "population", "bases"} <= parts.keys():
+    if not isinstance(parts, dict) or not {"numbers", "population"} <= parts.keys():
         raise ValueError(f"{os.fspath(path)} is not a file of Population.save")
     if optimizer is not None and "optimizer" not in parts:
         raise ValueError(f"{os.fspath(path)} has no optimizer; save it with population.save(path, optimizer)")
@@ -54,8 +54,7 @@ def load(path: str | os.PathLike[str], population: Population, optimizer: Optimi
             "make it of the same networks"
         )
     kept = [population.numbers.index(number) for number in parts["numbers"]]
-    names = _name_bases(population)
-    if parts["bases"] != [names[k] for k in kept]:
+    if not torch.equal(parts["population"]["activations.digests"], population.activations.digests[kept]):
         raise ValueError(f"{os.fspath(path)} has other activations; make the population of the same networks")
     if parts["numbers"] != population.numbers:
         population.keep(kept)
@@ -71,12 +70,6 @@ def load(path: str | os.PathLike[str], population: Population, optimizer: Optimi
         for name, target in targets.items():
             target.load_state_dict(before[name])
         raise
-
-
-def _name_bases(population: Population) -> list[list[str]]:
-    """Return the names of the bases of each member, at one site after the other."""
-    sites = population.activations.sites
-    return [[base.name for site in sites for base in site.activations[k].bases] for k in range(len(population))]
 
 
 def _check_optimizer(population: Population, optimizer: Optimizer | None) -> None:

@@ -102,7 +102,9 @@ def _structural_difference(first: nn.Module, other: nn.Module) -> str:
     """Return how two modules at the same path differ in class, tensors, mode or modules inside."""
     if _class_of(first) is not _class_of(other):
         one, two = type(first).__name__, type(other).__name__
-        return f"{one} and {two}{' of different code; swap activations in all of them, or in none' * (one == two)}"
+        if one == two:
+            return f"{one} and {two} of different code; swap activations in all of them, or in none"
+        return f"{one} and {two} (hulls, activations of PyTorch, and modules without parameters and buffers may differ)"
     if first.training != other.training:
         return "one is in training mode and one in evaluation mode; call train() or eval() on all members"
     given = [{**module._modules, **module._parameters, **module._buffers} for module in (first, other)]

@@ -221,6 +221,8 @@ class Optimizer:
                 gradients[name].resolve_conj(),
                 *(self.state[kind][name] for kind in self.state_names),
             )
+            if any(item.dtype != parameter.dtype for item in own):
+                raise RuntimeError(f"{name} is {parameter.dtype} now; make the optimizer after a change of the type")
             changed, gradient, *state = map(torch.view_as_real, own) if parameter.is_complex() else own
             settings = [_per_member(item, changed) for item in (rates[i], decays[i])]
             each = max(1, BLOCK * len(changed) // max(1, changed.numel()))

@@ -255,11 +255,7 @@ class Population(nn.Module):
         if torch.compiler.is_compiling():  # a decorator would import the compiler
             # the message of the error with fullgraph=True
             torch._dynamo.graph_break(msg="torch.compile does not compile a population; use hullo.population.capture")
-            return torch.compiler.disable(self._call)(args, kwargs, in_dims)  # type: ignore[no-untyped-call]
-        return self._call(args, kwargs, in_dims)
-
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], in_dims: Any) -> Any:
-        """Compute the outputs."""
+            return torch.compiler.disable(self.forward)(*args, in_dims=in_dims, **kwargs)  # type: ignore[no-untyped-call]
         return self._run(*self._wrap(args, kwargs, in_dims))
 
     def _run(self, values: list[Any], spec: Any, observe: Callable[[fx.Node, Any], None] | None = None) -> Any:
@@ -383,6 +379,10 @@ class Population(nn.Module):
 
     def _wrap_leaf(self, item: Any, dim: int | None) -> Any:
         if isinstance(item, AugmentedImages):
+            if len(item.index) != len(self):
+                raise ValueError(
+                    f"index of shape {tuple(item.index.shape)}: give a row for each of {len(self)} members"
+                )
             return ImagesValue(item) if item.is_plain else Value(item.tensor(), 0)
         if not isinstance(item, Tensor):
             return item

@@ -59,6 +59,12 @@ class Activation:
     def groups(self) -> int:
         return len(self.raw)
 
+    def describe(self) -> tuple[Any, ...]:
+        """Return what it is, apart from its numbers: a state of another one cannot be loaded."""
+        own = type(self.function).__qualname__ if self.function is not None else ""
+        names = [base.name for base in self.bases]
+        return names, self.parametrization, self.is_learned, self.groups, self.channel_dim, own
+
     @property
     def is_base(self) -> bool:
         """Return whether it is one base function, as it is."""
@@ -197,16 +203,7 @@ def read_site(path: str, modules: Sequence[nn.Module], are_alike: bool) -> Activ
         return None
     found = [(Activation.of(module) if are_known else None) or _call_of(module) for module in modules]
     activations = [item for item in found if item is not None]
-    if are_alike and all(item.function is not None for item in activations):
-        return None
-    if are_known and None in found:
-        k = found.index(None)
-        raise ValueError(
-            f"module {path!r} is {type(modules[k]).__name__} in member {k}, and an activation in others; give networks "
-            "of one architecture, whose activations are hulls, those of PyTorch, or modules without parameters and "
-            "buffers"
-        )
-    if None in found:
+    if len(activations) < len(found) or (are_alike and all(item.function is not None for item in activations)):
         return None
     return ActivationSite(path, activations)
 
