@@ -92,6 +92,16 @@ def test_only_inputs_and_raw_parameters_are_saved() -> None:
     assert sum(saved.kept.values()) == 303
 
 
+def test_hull_with_a_forward_of_its_own_is_called() -> None:
+    class Doubled(hullo.AffineHull):
+        def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+            return 2 * super().forward(input)
+
+    act, gate, up = Doubled("relu", "tanh"), torch.randn(4, 6), torch.randn(4, 6)
+    expected = 2 * hullo.AffineHull("relu", "tanh")(gate) * up
+    torch.testing.assert_close(hullo.GatedHull(act)(gate, up), expected)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_supported(dtype: torch.dtype) -> None:
     act, gate, up = hullo.AffineHull("identity", "relu", "tanh"), torch.randn(64), torch.randn(64)
@@ -196,9 +206,10 @@ def test_memory_is_reused_after_a_first_call_with_hooks_on_saved_tensors(monkeyp
     assert gating._references_of_unused() is not None
 
 
-def test_backward_hooks_of_the_hull_are_called() -> None:
+@pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre"])
+def test_hooks_of_every_kind_are_called_alone(kind: str) -> None:
     act, seen = hullo.AffineHull("identity", "relu"), list[int]()
-    act.register_full_backward_hook(lambda *_: seen.append(1))
+    getattr(act, f"register_{kind}_hook")(lambda *_: seen.append(1))
     gate = torch.randn(2, 4, requires_grad=True)
     hullo.GatedHull(act)(gate, torch.randn(2, 4)).sum().backward()
     assert seen == [1]
