@@ -207,3 +207,10 @@ def test_folded_hull_is_as_accurate_near_zero_as_pytorch(coefficients: list[floa
     expected = a * x + b * x.relu() + c * x.tanh()
     relative = (hullo.fold(model)(x.float()).double() - expected).abs() / expected.abs()
     assert relative.max() < 1e-6
+
+
+def test_folded_model_does_not_claim_to_be_compared() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    hullo.replace_activations(model, example_inputs=torch.randn(2, 4))
+    assert hullo.summary(model).compared
+    assert not hullo.summary(hullo.fold(model)).compared

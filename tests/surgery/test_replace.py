@@ -478,7 +478,16 @@ def test_hulls_of_a_function_have_the_device_of_the_model() -> None:
 def test_wrappers_of_wrappers_are_swapped_inside() -> None:
     inner = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     hullo.replace_activations(nn.DataParallel(nn.DataParallel(inner)), example_inputs=torch.randn(2, 4))
-    assert isinstance(inner[1], hullo.Hull)
+    assert hullo.summary(inner).compared == "training and evaluation"
+
+
+def test_hull_that_does_not_take_the_inputs_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    with pytest.raises(RuntimeError, match="the changed model fails in training mode"):
+        hullo.replace_activations(
+            model, hull=lambda site: hullo.AffineHull("identity", "relu", groups=3), example_inputs=torch.randn(2, 4)
+        )
+    assert isinstance(model[1], nn.ReLU)
 
 
 def test_modules_are_listed_once_and_parametrizations_stay() -> None:

@@ -610,6 +610,18 @@ def test_second_swap_keeps_methods_that_the_first_has_changed() -> None:
         before = after
 
 
+def test_evaluation_mode_runs_without_gradients() -> None:
+    modes = set()
+
+    class Notes(Base):
+        def forward(self, x: Tensor) -> Tensor:
+            modes.add((self.training, torch.is_grad_enabled()))
+            return F.relu(self.a(x))
+
+    hullo.replace_activations(Notes(), example_inputs=X)
+    assert modes == {(True, True), (False, False)}
+
+
 def test_attributes_of_a_method_are_kept() -> None:
     class Tagged(Base):
         def forward(self, x: Tensor) -> Tensor:
