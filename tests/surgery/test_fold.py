@@ -214,3 +214,16 @@ def test_folded_model_does_not_claim_to_be_compared() -> None:
     hullo.replace_activations(model, example_inputs=torch.randn(2, 4))
     assert hullo.summary(model).compared
     assert not hullo.summary(hullo.fold(model)).compared
+
+
+def test_channels_in_the_last_dimension_do_not_become_prelu() -> None:
+    hull = hullo.AffineHull("identity", "relu", groups=4, channel_dim=-1)
+    hull.coefficients = torch.tensor([[0.1, 0.9], [0.2, 0.8], [0.3, 0.7], [0.4, 0.6]])
+    x = torch.randn(2, 4, 5, 4)
+    folded = hullo.fold(nn.Sequential(hull), example_inputs=x)
+    torch.testing.assert_close(folded(x), hull(x))
+
+
+def test_summary_says_which_coefficients_are_frozen() -> None:
+    model = nn.Sequential(hullo.AffineHull("identity", "relu").requires_grad_(False))
+    assert "frozen" in str(hullo.summary(model))

@@ -497,3 +497,13 @@ def test_modules_are_listed_once_and_parametrizations_stay() -> None:
     summary = hullo.summary(hullo.replace_activations(model))
     assert list(summary.hulls) == ["one.1"]
     assert [site.name for site in summary.not_replaced] == ["one.2"]
+
+
+def test_xielu_is_replaced_by_what_its_parameters_stand_for() -> None:
+    activations = pytest.importorskip("transformers.activations")
+    model = nn.Sequential(nn.Linear(4, 4), activations.XIELUActivation())
+    x = torch.randn(5, 4)
+    expected = model(x)
+    hullo.replace_activations(model, example_inputs=x)
+    assert model[1].replaced == "XIELUActivation"
+    torch.testing.assert_close(model(x), expected, rtol=1e-3, atol=1e-3)  # in bfloat16
