@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import hypothesis
 import pytest
 import torch
 
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 OTHER_BACKEND = os.environ.get("KERAS_BACKEND", "torch") != "torch"  # whose tests are those of PyTorch, run again
 PLAIN = str | int | float
 hypothesis.settings.register_profile(
     "hullo", deadline=None, max_examples=5 if OTHER_BACKEND else 20, derandomize="CI" in os.environ
 )
 hypothesis.settings.load_profile("hullo")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Return a real browser, one for all tests of a process: a second one cannot be started beside it."""
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium here: install one, on Debian with apt-get install chromium")
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -11,7 +11,6 @@ import itertools
 import json
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -37,7 +36,6 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = [*sorted(ROOT.glob("docs/**/*.md")), *(ROOT / name for name in ("README.md", "benchmarks/README.md"))]
 KINDS = ("only-light", "only-dark")
 SHELLS = ("", "bash", "console", "sh")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 @pytest.fixture(scope="module")
@@ -206,8 +204,7 @@ def _argument_names(node: ast.FunctionDef | ast.ClassDef) -> set[str] | None:
     return names.union(*map(_argument_names, made)) if names or made else None
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
-def test_search_finds_guides_first_without_a_server(site: Path) -> None:
+def test_search_finds_guides_first_without_a_server(site: Path, browser: Any) -> None:
     guides = {
         "projection": "mathematics",
         "regression": "compare",
@@ -220,14 +217,13 @@ def test_search_finds_guides_first_without_a_server(site: Path) -> None:
         "ensemble": "population",
         "resume": "laboratory",
     }
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as driver:
-        page = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"]).new_page()
-        for words, guide in guides.items():
-            page.goto(f"{(site / 'search.html').as_uri()}?q={words.replace(' ', '+')}")
-            page.wait_for_function("document.querySelector('.search-summary')?.textContent.includes('found')")
-            links = page.eval_on_selector_all("ul.search > li > a", "all => all.map(a => a.getAttribute('href'))")
-            assert guide in [link.partition(".html")[0] for link in links][:3], words
+    page = browser.new_page()
+    for words, guide in guides.items():
+        page.goto(f"{(site / 'search.html').as_uri()}?q={words.replace(' ', '+')}")
+        page.wait_for_function("document.querySelector('.search-summary')?.textContent.includes('found')")
+        links = page.eval_on_selector_all("ul.search > li > a", "all => all.map(a => a.getAttribute('href'))")
+        assert guide in [link.partition(".html")[0] for link in links][:3], words
+    page.close()
 
 
 def test_table_cells_do_not_break_inside_an_interval(site: Path) -> None:

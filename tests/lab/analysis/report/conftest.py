@@ -1,8 +1,7 @@
-"""A page and a real browser for it: every visit checks that nothing went wrong or was asked of the network."""
+"""A page and windows of a browser for it: every visit checks that nothing went wrong or was asked of the network."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,21 +9,7 @@ from typing import Any
 import pytest
 from report_records import RECORDS, write_report
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
-
 Visit = Callable[..., Any]
-
-
-@pytest.fixture(scope="package")
-def browser() -> Iterator[Any]:
-    if CHROMIUM is None:
-        pytest.skip("there is no Chromium here: install one, on Debian with apt-get install chromium")
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="session")
@@ -56,7 +41,7 @@ class Window:
         return self.page
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def shared_window(browser: Any) -> Window:
     """Return the window that tests use one after the other: a new one takes longer than most tests."""
     return Window(browser)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import column, commit, go_through_views, set_range
+from browsing import column, commit, go_through_views, set_range, wait_until
 from report_records import make_records, write_report
 
 from hullo.lab.analysis.report import write_page
@@ -44,6 +44,7 @@ def test_an_address_reopens_its_view(visit: Any, report: Path, fragment: str) ->
 def test_what_a_person_chose_is_in_the_address(visit: Any, report: Path) -> None:
     page = visit(report)
     page.get_by_role("link", name="Curves", exact=True).click()
+    wait_until(page, "state.view === 'curves'")
     page.select_option("#column", "resnet56/cifar10")
     page.get_by_role("checkbox", name="convex(identity,relu,tanh)").uncheck()
     page.get_by_role("group", name="Seeds").get_by_role("checkbox", name="1").check()
