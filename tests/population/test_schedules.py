@@ -131,6 +131,7 @@ def test_members_have_their_own_lengths_and_keep_them_when_others_are_dropped() 
         lambda: schedules.cosine(0),
         lambda: schedules.linear(5, start=-1.0),
         lambda: schedules.one_cycle([[1.0]]),  # type: ignore[list-item]
+        lambda: schedules.one_cycle(10, pct_start=30),
     ],
 )
 def test_numbers_that_make_no_schedule_are_rejected(make: Callable[[], Any]) -> None:

@@ -96,6 +96,8 @@ class _Constant:
         if self.numbers.dim() > 1 or not bool((self.numbers > 0 if is_length else self.numbers >= 0).all()):
             kind = "a positive number" if is_length else "a number that is not negative"
             raise ValueError(f"{name}={given!r}: give {kind}, or one for each member")
+        if name == "pct_start" and bool((self.numbers > 1).any()):
+            raise ValueError(f"pct_start={given!r}: give a share of the length, up to 1, or one for each member")
 
     def __call__(self, updates: Tensor) -> Tensor:
         if updates.device not in self.on:

@@ -79,9 +79,8 @@ def read_members(
 
     graphs = {kind: read(kinds.index(kind)) for kind in dict.fromkeys(kinds)}
     first = graphs[kinds[0]]
-    if not first.written.isdisjoint(
-        dict(member(0).named_parameters())
-    ):  # perhaps in other members those of activations, too
+    parameters = dict(member(0).named_parameters())
+    if not first.written.isdisjoint(parameters):  # perhaps also those of activations, which other members have
         for k in {tuple(site.activations[k].parameter for site in sites): k for k in range(len(kinds))}.values():
             read(k)
     return first if len(graphs) == 1 else _merge(graphs, kinds, device)
