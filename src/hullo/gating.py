@@ -84,9 +84,12 @@ def named_callers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 # PyTorch, so they are counted once for a tensor without other references, and once for one with a variable.
 
 
-def _references(saved: Tensor) -> tuple[int, int, int]:
-    """Return the number of references to a tensor in Python and in C++, and to its memory."""
-    return sys.getrefcount(saved), saved._use_count(), storage_uses(saved)  # type: ignore[attr-defined]
+def _references(held: list[Tensor]) -> tuple[int, int, int]:
+    """Return the number of references to a tensor in Python and in C++, and to its memory.
+
+    It is given in a list: how often a call refers to its arguments depends on what evaluates frames, as compilers do.
+    """
+    return sys.getrefcount(held[0]), held[0]._use_count(), storage_uses(held[0])  # type: ignore[attr-defined]
 
 
 class _CountReferences(torch.autograd.Function):
@@ -99,7 +102,7 @@ class _CountReferences(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (saved,) = ctx.saved_tensors
-        ctx.counts.append(_references(saved))
+        ctx.counts.append(_references([saved]))
         return gradient, None
 
 
@@ -153,7 +156,7 @@ class _Gated(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         gate, up, raw = ctx.saved_tensors
         if ctx.kernel == "triton" and not torch.is_grad_enabled() and not is_batched(gradient):
-            counts = _references(gate), _references(up)
+            counts = _references([gate]), _references([up])
             disposable = (_is_disposable(gate, counts[0]), _is_disposable(up, counts[1]))
             return *_fused().gated_backward(gradient, gate, up, raw, ctx.spec, disposable), None, None
         dup = gradient * apply(gate, raw, ctx.spec, backend=ctx.kernel)
