@@ -18,7 +18,7 @@ from torch.nn.utils import parametrize
 from hullo.population.sites import BOOKKEEPING, ActivationSite, read_site
 
 Kind = tuple[str, int]
-"""What networks of equal attributes have in common: how they differ from the first network, and which came first."""
+"""Key of networks with equal attributes: how they differ from the first network, and which came first."""
 
 
 def make_members(factory: Callable[[], nn.Module], seeds: Sequence[int]) -> list[nn.Module]:

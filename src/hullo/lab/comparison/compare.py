@@ -218,7 +218,7 @@ def _checksum(network: nn.Module) -> str:
 
 
 class _Seen(NamedTuple):
-    """What a network does with a batch of training data."""
+    """Hold the inputs, outputs, losses and gradients of a network on a batch of training data."""
 
     inputs: Inputs | None  # some of them; None if not all of them are tensors
     outputs: Any
