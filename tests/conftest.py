@@ -93,3 +93,11 @@ def _interpret_quickly() -> None:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _forget_compiled_code() -> Iterator[None]:
+    """Let each test compile afresh: torch.compile gives up on a function after eight times in a process."""
+    yield
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()

@@ -117,10 +117,6 @@ class TestTransforms:
 
 
 class TestCompiled:
-    @pytest.fixture(autouse=True)
-    def _fresh(self) -> None:
-        torch._dynamo.reset()
-
     @pytest.mark.parametrize(("backend", "groups"), [("aot_eager", None), ("aot_eager", 2), ("inductor", 2)])
     def test_base_names_in_a_compiled_function_do_not_break_the_graph(self, backend: str, groups: int | None) -> None:
         if backend == "inductor" and not (shutil.which("g++") or shutil.which("clang++")):

@@ -80,10 +80,6 @@ class TestSymbolicTrace:
 
 
 class TestCompilers:
-    @pytest.fixture(autouse=True)
-    def _fresh(self) -> None:
-        torch._dynamo.reset()
-
     @every_hull
     @pytest.mark.parametrize("groups", [1, 2])
     def test_compiled_modules_have_no_graph_break(self, hull: type[Hull], parametrization: str, groups: int) -> None:

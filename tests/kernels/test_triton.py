@@ -334,7 +334,6 @@ def test_compiled_code_calls_the_fused_kernel() -> None:
         graphs.append(graph)
         return graph
 
-    torch._dynamo.reset()
     act = hullo.AffineHull("identity", "relu", "tanh").cuda()
     torch.compile(act, fullgraph=True, backend=parametrization)(torch.randn(4, device="cuda"))
     assert any("hullo" in str(node.target) for node in graphs[0].graph.nodes)
