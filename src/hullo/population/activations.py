@@ -415,7 +415,9 @@ def _allocate(sites: Sequence[ActivationSite], members: int) -> tuple[list[list[
     for site in sites:
         starts.append([])
         for k, activation in enumerate(site.activations):
-            start = used[k] if activation.owner is None else first_rows.setdefault((k, activation.owner), used[k])
+            owner, start = activation.owner, used[k]
+            if owner is not None:
+                start = first_rows.setdefault((k, id(owner)), start)
             used[k] = max(used[k], start + activation.groups)
             starts[-1].append(start)
     return starts, max(used, default=0)

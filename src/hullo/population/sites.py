@@ -38,7 +38,7 @@ class Activation:
         is_learned: whether the numbers are learned.
         channel_dim: the dimension of the channels, where there are several groups.
         parameter: the name of the numbers in the module; None if they are no parameters.
-        owner: the id of the parameter, equal for sites that share it.
+        owner: the parameter itself, which sites may share.
         scales: the inner scales, (groups, 1) or (groups, bases); None if there are none.
         function: a module that is not a combination of bases, and is called itself.
         constants: the buffers of a module that is a fixed combination, or its parameter.
@@ -50,7 +50,7 @@ class Activation:
     is_learned: bool = False
     channel_dim: int = 1
     parameter: str | None = None
-    owner: int | None = None
+    owner: Tensor | None = None
     scales: Tensor | None = None
     function: nn.Module | None = None
     constants: tuple[tuple[str, Tensor], ...] = ()
@@ -84,7 +84,7 @@ class Activation:
             if not isinstance(chosen, BuiltInParametrization):  # which is frozen
                 rows = module.coefficients.detach().reshape(module.groups, -1)
                 return cls(module.bases, "fixed", rows, constants=((module.raw_name, raw),), **given)
-            given |= {"parameter": module.raw_name, "owner": id(module.raw), "is_learned": module.raw.requires_grad}
+            given |= {"parameter": module.raw_name, "owner": module.raw, "is_learned": module.raw.requires_grad}
             return cls(module.bases, chosen.name, raw.reshape(module.groups, -1), **given)
         if type(module) is nn.Identity:
             return cls((get_base("identity"),), "fixed", torch.ones(1, 1))
@@ -93,7 +93,7 @@ class Activation:
             return cls((get_base("identity"), get_base("relu")), "fixed", torch.tensor(leaky, dtype=torch.float64))
         if type(module) is nn.PReLU:  # a * identity + (1 - a) * relu
             bases, slopes = (get_base("identity"), get_base("relu")), module.weight.detach().reshape(-1, 1)
-            return cls(bases, "slope", slopes, module.weight.requires_grad, 1, "weight", id(module.weight))
+            return cls(bases, "slope", slopes, module.weight.requires_grad, 1, "weight", module.weight)
         reading = read_module(module)
         if reading is None or reading.known is None:
             return None

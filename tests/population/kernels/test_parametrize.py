@@ -123,6 +123,15 @@ def test_any_rows_and_layers_agree_with_float64(members: list[str], widths: list
     check(layers, eighths((len(order(layers)), len(layers.bases)), most))
 
 
+def test_activations_of_modules_that_are_gone_have_rows_of_their_own() -> None:
+    sites = []
+    for number in range(200):
+        activation = Activation.of(hullo.ConvexHull("identity", "relu"))
+        assert activation is not None
+        sites.append(ActivationSite(str(number), [activation]))
+    assert Activations(sites, 1, torch.float32).raw.shape[1] == 200
+
+
 def test_every_way_agrees_beside_the_others() -> None:
     layers = build(EVERY, widths=[1] * 10)
     fill(layers, torch.randn(layers.raw.shape))
