@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 import hullo
-from hullo import gating
 from made_hulls import every_hull, uneven
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -174,36 +173,20 @@ def test_hooks_of_the_hull_run() -> None:
     assert torch.equal(seen[0], y)
 
 
-@pytest.mark.parametrize("use", ["none", "variable", "view", "another operation", "graph"])
-def test_gradients_reuse_memory_only_if_unreferenced(use: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_gradients_leave_the_inputs_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     monkeypatch.setattr("hullo.gating.choose", lambda *_: "triton")
     act = hullo.GatedHull(hullo.AffineHull("identity", "relu", "tanh")).to(DEVICE)
-    x, w = torch.randn(3, 4, device=DEVICE), torch.randn(4, 16, device=DEVICE, requires_grad=True)
-    gate, up = x @ w, x @ w
-    addresses, actual = (gate.data_ptr(), up.data_ptr()), set()
-    for tensor in (gate, up):
-        tensor.register_hook(lambda gradient: actual.add(gradient.data_ptr()))
-    other = gate.square().sum() if use == "another operation" else 0.0
-    expected = torch.autograd.grad(act.hull(gate.clone()).mul(up).sum() + other, w, retain_graph=True)[0]
-    actual.clear()
-    y = act(gate, up).sum() + other
-    holder = {"variable": gate, "view": gate.view(-1)}.get(use, gate.clone())
-    before = holder.clone()
-    del gate, up, tensor
-    for _ in range(2 if use == "graph" else 1):
-        torch.testing.assert_close(torch.autograd.grad(y, w, retain_graph=use == "graph")[0], expected)
-    assert torch.equal(holder, before)
-    taken, wanted = [address in actual for address in addresses], [use == "none", use != "graph"]
-    first = use == "another operation"  # whose saved gate may be free before the gradients of the gate are added
-    assert taken[first:] == wanted[first:]
-
-
-def test_memory_is_reused_after_a_first_call_with_hooks_on_saved_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gating, "_unused", [])
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
-        assert gating._references_of_unused() is None
-    assert gating._references_of_unused() is not None
+    gate, up = ((torch.randn(3, 16, device=DEVICE, requires_grad=True) * 1) for _ in range(2))
+    before = [gate.clone(), up.clone()]
+    y = act(gate, up).sum()
+    expected = torch.autograd.grad((act.hull(before[0]) * before[1]).sum(), [*before, act.hull.raw])
+    for _ in range(2):
+        found = torch.autograd.grad(y, [gate, up, act.hull.raw], retain_graph=True)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other)
+        for tensor, copy in zip((gate, up), before, strict=True):
+            assert torch.equal(tensor, copy)
 
 
 @pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre"])

@@ -31,7 +31,6 @@ ORDINARY = (Tensor, torch.nn.Parameter)
 # Aliases instead of wrappers: torch.compile supports these functions, but not Python functions that call them.
 are_transforms_active = torch._C._are_functorch_transforms_active
 tracing_state = torch._C._get_tracing_state  # of torch.jit.trace, None without it
-keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # of the backward pass under way
 without_torch_function = torch._C.DisableTorchFunctionSubclass
 copy_each = torch._foreach_copy_
 add_to_each = torch._foreach_add_
@@ -142,11 +141,6 @@ def quiet_vmap() -> Iterator[None]:
         yield
     finally:
         switch(True)
-
-
-def storage_uses(tensor: Tensor) -> int:
-    """Return how many tensors and handles share the memory of a tensor, this call's handle included."""
-    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
 
 @contextlib.contextmanager

@@ -1,26 +1,18 @@
 """hull(gate) * up: the gated blocks of language models, SwiGLU and GeGLU with a learned function.
 
 The fused kernel makes one pass over memory each way. Only the gate, up and the raw parameters are saved for the
-backward pass, no more tensors than for a plain product; gradients reuse their memory if nothing else refers to it.
+backward pass, no more tensors than for a plain product.
 """
 
 from __future__ import annotations
 
-import functools
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hullo._compat import (
-    is_batched,
-    is_plain,
-    keeps_graph,
-    real_tensors,
-    storage_uses,
-)
+from hullo._compat import is_batched, is_plain
 from hullo.functional import apply, backward, check_tensors
 from hullo.kernels import CombineSpec, choose, load
 from hullo.modules import Hull
@@ -79,66 +71,6 @@ def named_callers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield name, gated.get(id(module), module)
 
 
-# A gradient may reuse the memory of a saved tensor that nothing else refers to: no variable, no tensor that shares its
-# memory, no other node of the graph. How many references such a tensor has depends on the versions of Python and
-# PyTorch, so they are counted once for a tensor without other references, and once for one with a variable.
-
-
-def _references(held: list[Tensor]) -> tuple[int, int, int]:
-    """Return the number of references to a tensor in Python and in C++, and to its memory.
-
-    It is given in a list: how often a call refers to its arguments depends on what evaluates frames, as compilers do.
-    """
-    return sys.getrefcount(held[0]), held[0]._use_count(), storage_uses(held[0])  # type: ignore[attr-defined]
-
-
-class _CountReferences(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, counts: list[tuple[int, int, int]]) -> Tensor:
-        ctx.save_for_backward(x)
-        ctx.counts = counts
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        (saved,) = ctx.saved_tensors
-        ctx.counts.append(_references([saved]))
-        return gradient, None
-
-
-_unused: list[tuple[int, int, int]] = []
-
-
-def _references_of_unused() -> tuple[int, int, int] | None:
-    """Return the references of a saved tensor that nothing else uses; None while they cannot be told from others.
-
-    That is so where hooks hold saved tensors, as those of checkpointing do.
-    """
-    if not _unused:
-        counts: list[tuple[int, int, int]] = []
-        with real_tensors(), torch.enable_grad():
-            leaf = torch.ones(1, requires_grad=True)
-            _CountReferences.apply(leaf * 1, counts).backward()  # type: ignore[no-untyped-call]
-            held = leaf * 1
-            _CountReferences.apply(held, counts).backward()  # type: ignore[no-untyped-call]
-        _unused.extend(counts[:1] if counts[0] != counts[1] else [])
-    return _unused[0] if _unused else None
-
-
-def _is_disposable(saved: Tensor, references: tuple[int, int, int]) -> bool:
-    """Return whether a saved tensor with so many references is used nowhere else and not again."""
-    if saved.grad_fn is None or keeps_graph():
-        return False
-    return references == _references_of_unused()
-
-
-@functools.cache
-def _fused() -> Any:
-    from hullo.kernels import triton  # imported on first use
-
-    return triton
-
-
 class _Gated(torch.autograd.Function):
     """Multiply with a gate; save only the gate, up and raw parameters, and recompute the bases in the backward pass."""
 
@@ -147,18 +79,18 @@ class _Gated(torch.autograd.Function):
         ctx.spec, ctx.kernel = spec, kernel
         ctx.save_for_backward(gate, up, raw)
         if kernel == "triton":
-            _references_of_unused()  # counted now: backward passes cannot be nested
-            fused: Tensor = _fused().gated_forward(gate, up, raw, spec)
-            return fused
+            from hullo.kernels import triton
+
+            return triton.gated_forward(gate, up, raw, spec)
         return load(kernel).forward(gate, raw, spec).mul_(up)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         gate, up, raw = ctx.saved_tensors
         if ctx.kernel == "triton" and not torch.is_grad_enabled() and not is_batched(gradient):
-            counts = _references([gate]), _references([up])
-            disposable = (_is_disposable(gate, counts[0]), _is_disposable(up, counts[1]))
-            return *_fused().gated_backward(gradient, gate, up, raw, ctx.spec, disposable), None, None
+            from hullo.kernels import triton
+
+            return *triton.gated_backward(gradient, gate, up, raw, ctx.spec), None, None
         dup = gradient * apply(gate, raw, ctx.spec, backend=ctx.kernel)
         dgate, draw = backward(gradient * up, gate, raw, ctx.spec, ctx.kernel)
         return dgate, dup, draw, None, None

@@ -83,19 +83,11 @@ def gated_forward(gate: Tensor, up: Tensor, raw: Tensor, spec: CombineSpec) -> T
 
 
 def gated_backward(
-    gradient: Tensor,
-    gate: Tensor,
-    up: Tensor,
-    raw: Tensor,
-    spec: CombineSpec,
-    disposable: tuple[bool, bool] = (False, False),
+    gradient: Tensor, gate: Tensor, up: Tensor, raw: Tensor, spec: CombineSpec
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of the gate, of `up` and of the raw parameters; the first two in the memory of the gate
-    and of `up` if that is disposable."""
+    """Return the gradients of the gate, of `up` and of the raw parameters."""
     launches, raw, gate, up, gradient = _arrange(spec, True, raw, gate, up, gradient)
-    dgate = gate if disposable[0] else torch.empty_like(gate)
-    dup = up if disposable[1] else torch.empty_like(gate)
-    draw = torch.empty_like(raw)
+    dgate, dup, draw = torch.empty_like(gate), torch.empty_like(gate), torch.empty_like(raw)
     if launches is None:
         return dgate, dup, draw.zero_()
     partial = launches.partials(gate)
