@@ -69,7 +69,7 @@ CASES = {
     ),
     "table, nobody reads": Case(("table", "runs"), output="closed"),
     "table as CSV, nobody reads": Case(("table", "runs", "--format", "csv"), output="closed"),
-    "figures, nobody reads": Case(("figures", "--only", "geometry"), output="closed"),
+    "figures, nobody reads": Case(("figures", "runs", "--only", "accuracy"), output="closed"),
     "table, full disk": Case(("table", "runs"), output="/dev/full"),
 }
 

@@ -131,7 +131,7 @@ def test_missing_data_exit_with_1(command: tuple[str, ...]) -> None:
     [
         (*TRAIN, "--output", "new"),
         (*REPRODUCE, "--output", "new"),
-        ("figures", "--only", "geometry", "--output", "new"),
+        ("figures", "sound", "--only", "accuracy", "--output", "new"),
         ("report", "sound", "--output", "new/page.html"),
     ],
     ids=" ".join,

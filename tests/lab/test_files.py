@@ -133,7 +133,7 @@ def test_directory_in_place_of_a_file_is_refused(tmp_path: Path, monkeypatch: py
     Records(Path("runs/records.jsonl")).add([make_record("relu", [80.0])])
     for arguments, place in (
         (["report", "runs", "--output", "report.html"], "report.html"),
-        (["figures", "--only", "geometry", "--output", "."], "geometry.png"),
+        (["figures", "runs", "--only", "accuracy", "--output", "."], "kerasnet-cifar10-accuracy-over-epochs.png"),
     ):
         Path(place).mkdir()
         result = CliRunner().invoke(app, arguments)

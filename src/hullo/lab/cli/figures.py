@@ -22,10 +22,7 @@ def figures(
     records: RecordsArgument = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(
-            help="activations, coefficients, accuracy or geometry; may be given several times.",
-            show_default="the first three",
-        ),
+        typer.Option(help="activations, coefficients or accuracy; may be given several times.", show_default="all"),
     ] = None,
     columns: ExperimentsOption = None,
     rows: Annotated[
@@ -47,25 +44,21 @@ def figures(
     dark: Annotated[bool, flag("--dark", help="Write PNG files for dark pages, too: NAME-dark.png.")] = False,
     output: Annotated[Path, typer.Option(help="Directory for the figures.")] = Path("figures"),
 ) -> None:
-    """Draw figures: accuracies, learned activations and coefficients; if asked for, the geometry of hulls."""
+    """Draw figures: accuracies, learned activations and coefficients."""
     from hullo.lab.analysis.experiments import experiments
-    from hullo.lab.analysis.figures import FIGURES, FORMATS, WITHOUT_RECORDS, draw_figures, drawing, save
+    from hullo.lab.analysis.figures import FIGURES, FORMATS, draw_figures, drawing, save
     from hullo.lab.analysis.sources import read_records
     from hullo.lab.files import make_directory, writing
 
     names = only or FIGURES
-    if unknown := [name for name in names if name not in (*FIGURES, *WITHOUT_RECORDS)]:
-        available = ", ".join((*FIGURES, *WITHOUT_RECORDS))
-        raise ValueError(f"unknown figure {unknown[0]!r}; available: {available}")
+    if unknown := [name for name in names if name not in FIGURES]:
+        raise ValueError(f"unknown figure {unknown[0]!r}; available: {', '.join(FIGURES)}")
     if unknown := [name for name in formats or () if name not in FORMATS]:
         raise ValueError(f"unknown format {unknown[0]!r}; available: {', '.join(FORMATS)}")
-    need_records = not set(names).isdisjoint(FIGURES)
-    loaded, selected = [], []
-    if need_records:
-        loaded = read_records(record_paths(records), warn)
-        selected = experiments(loaded, reading=reading, epoch=epoch, columns=columns or (), rows=rows or (), warn=warn)
+    loaded = read_records(record_paths(records), warn)
+    selected = experiments(loaded, reading=reading, epoch=epoch, columns=columns or (), rows=rows or (), warn=warn)
     seeds = {record.spec.seed for experiment in selected for record in experiment.records}
-    if selected and seed is not None and seed not in seeds:
+    if seed is not None and seed not in seeds:
         raise ValueError(f"no run has seed {seed}; available: {', '.join(map(str, sorted(seeds)))}")
     make_directory(output)
     note_omitted(loaded, selected, columns)

@@ -1,4 +1,4 @@
-"""Figures, one file each: learned activations, coefficients over training, accuracies, and the geometry of hulls."""
+"""Figures, one file each: learned activations, coefficients over training, and accuracies."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from hullo.lab.analysis.experiments import Experiment
 from hullo.lab.analysis.figures.accuracy import draw_final, draw_learning
 from hullo.lab.analysis.figures.activations import draw_activations
 from hullo.lab.analysis.figures.coefficients import draw_coefficients
-from hullo.lab.analysis.figures.geometry import draw_geometry
 from hullo.lab.analysis.figures.style import FORMATS, drawing, save
 from hullo.lab.analysis.names import label
 
 __all__ = [
     "FIGURES",
     "FORMATS",
-    "WITHOUT_RECORDS",
     "draw_activations",
     "draw_figures",
     "drawing",
@@ -28,10 +26,7 @@ __all__ = [
     "stem",
 ]
 
-WITHOUT_RECORDS = ("geometry",)
-"""Figures that need no records, and are drawn only when asked for."""
 FIGURES = ("activations", "coefficients", "accuracy")
-"""Figures of records."""
 MAX_LENGTH = 80
 """The largest number of characters of a name in the name of a file, which may have two of them."""
 
@@ -45,11 +40,9 @@ def draw_figures(
 
     Args:
         experiments: runs to be compared.
-        wanted: names of `FIGURES`, and of `WITHOUT_RECORDS`.
+        wanted: names of `FIGURES`.
         seed: whose activations and coefficients are shown; by default the first that did not diverge.
     """
-    if "geometry" in wanted:
-        yield "geometry", draw_geometry()
     taken: Counter[str] = Counter()
     for experiment in experiments:
         name, experiment = stem(experiment), replace(experiment, name=label(experiment))

@@ -39,7 +39,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "conic": {"color": COLORS[2], "linestyle": (0, (5.0, 1.5, 1.0, 1.5)), "linewidth": 1.6},
     "linear": {"color": COLORS[3], "linestyle": (0, (1.0, 1.0)), "linewidth": 1.8},
 }
-TIME = ListedColormap(colormaps["cividis_r"](np.linspace(0.08, 1.0, 256)), "time")
 DEPTH = ListedColormap(colormaps["viridis"](np.linspace(0.0, 0.8, 256)), "depth")
 MANY = 8
 """Up to this number of layers, each has a panel; more are distinguished by color."""
@@ -59,7 +58,6 @@ _SETTINGS = {
     "font.family": "DejaVu Sans",  # comes with matplotlib
     "font.size": 8.0,
     "legend.frameon": False,
-    "mathtext.fontset": "dejavusans",
     "pdf.fonttype": 42,  # letters as letters: publishers refuse Type 3
     "savefig.dpi": 200,
     "svg.hashsalt": "hullo",  # the same names in the same figure
@@ -150,11 +148,6 @@ def cross(panel: Axes) -> None:
     """Draw thin lines through the origin."""
     panel.axhline(0, color=FAINT, linewidth=0.6, zorder=0)
     panel.axvline(0, color=FAINT, linewidth=0.6, zorder=0)
-
-
-def write(panel: Axes, text: str, spot: Any, place: Any, **look: Any) -> None:
-    """Put a text at a distance, in points, from a spot of the panel."""
-    panel.annotate(text, tuple(spot), tuple(place), textcoords="offset points", **look)
 
 
 def shade(layer: int, layers: int) -> tuple[float, float, float, float]:
