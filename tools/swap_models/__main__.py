@@ -14,12 +14,11 @@ torchaudio/lib). Results are lines of results/models.jsonl; an interrupted run c
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import fnmatch
 import functools
-import gc
 import importlib
-import itertools
 import json
 import multiprocessing
 import os
@@ -29,11 +28,9 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from importlib import metadata
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
@@ -49,42 +46,22 @@ LIBRARIES = ("transformers", "diffusers", "other", "timm", "torchvision")
 LIMIT = 600  # seconds per model
 
 
-def judge(cases: Iterable[Case]) -> Iterator[Result]:
-    """Examine models, those of a library in one process; another takes over after a crash or an endless loop."""
-    for library, own in itertools.groupby(cases, lambda case: case.library):
-        left = list(own)
-        while left:
-            worker, results = _start(left)
-            while left:
-                start = time.perf_counter()
-                found = _receive(results)
-                case = left.pop(0)
-                result = found or Result(
-                    library, case.name, "wrong", wrong=[f"it died, or ran for more than {LIMIT} s"]
-                )
-                result.seconds, result.setting = round(time.perf_counter() - start, 1), _setting(library)
-                yield result
-                if found is None:
-                    break
-            worker.kill()
-            worker.join()
-
-
-def _start(cases: Sequence[Case]) -> tuple[BaseProcess, Connection]:
+def judge(case: Case) -> Result:
+    """Examine a model in a process of its own, which may crash or hang."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
-    gc.freeze()  # a collection would copy the memory that the processes share
-    process = context.Process(target=lambda: [theirs.send(examine(case)) for case in cases])
+    process = context.Process(target=lambda: theirs.send(examine(case)))
+    start = time.perf_counter()
     process.start()
     theirs.close()
-    return process, ours
-
-
-def _receive(results: Connection) -> Result | None:
-    try:
-        return results.recv() if results.poll(LIMIT) else None  # type: ignore[no-any-return]
-    except EOFError:
-        return None
+    result = Result(case.library, case.name, "wrong", wrong=[f"it died, or ran for more than {LIMIT} s"])
+    with contextlib.suppress(EOFError):
+        result = ours.recv() if ours.poll(LIMIT) else result
+    process.kill()
+    process.join()
+    result.seconds = round(time.perf_counter() - start, 1)
+    result.setting = _setting(case.library)
+    return result
 
 
 def _warm_up() -> None:
@@ -120,10 +97,11 @@ def main() -> None:
     load()
     _warm_up()
     known = (case for name in LIBRARIES for case in importlib.import_module(f"{name}_models").cases())
-    for result in judge(case for case in known if _is_wanted(case, options, results)):
-        results[f"{result.library}/{result.name}"] = result
-        _show(result)
-        RESULTS.write_text("".join(json.dumps(asdict(result)) + "\n" for result in results.values()))
+    for case in known:
+        if _is_wanted(case, options, results):
+            result = results[f"{case.library}/{case.name}"] = judge(case)
+            _show(result)
+            RESULTS.write_text("".join(json.dumps(asdict(result)) + "\n" for result in results.values()))
     sys.exit(any(result.verdict == "wrong" for result in results.values()))
 
 

@@ -33,13 +33,12 @@ SEED = 1  # of the random numbers of each run
 
 @dataclass(frozen=True)
 class Case:
-    """Describe a model: how to build it, its inputs, and how to merge its branches if it can do that."""
+    """Describe a model: how to build it, and its inputs."""
 
     library: str
     name: str
     build: Callable[[], nn.Module]
     inputs: Callable[[], Mapping[str, Any] | tuple[Any, ...]]
-    merge: Callable[[nn.Module], nn.Module] | None = None
 
 
 @dataclass
@@ -139,7 +138,6 @@ class _Trial:
         self.change(swapped.model)
         self.copies(before, swapped)
         self.modes(before, swapped)
-        self.merges()
 
     def reference(self) -> tuple[Build, dict[str, list[Tensor]]]:
         """Return the original model and its outputs, in float64 if possible."""
@@ -285,27 +283,6 @@ class _Trial:
             draws = not torch.equal(torch.get_rng_state(), start)  # as a router with random choices in training
             if not draws and difference(trained, before.outputs("eval")) == 0:
                 self.same("training against evaluation", swapped.outputs("train"), swapped.outputs("eval"))
-
-    def merges(self) -> None:
-        """Check that merging the branches of a model changes its outputs no more than before the swap."""
-        if self.case.merge is None:
-            return
-        moved = []
-        for swap in (False, True):
-            item = self.build()
-            if swap:
-                hullo.replace_activations(item.model, example_inputs=item.inputs, compare=False)
-                self.change(item.model)
-            default = torch.get_default_dtype()
-            torch.set_default_dtype(self.dtype)  # merged layers are made in it
-            try:
-                with torch.no_grad():  # a tensor that a model keeps from a run with gradients cannot be copied
-                    wanted = item.outputs("eval")
-                    moved.append(difference(item.outputs("eval", self.case.merge(item.model).eval()), wanted))
-            finally:
-                torch.set_default_dtype(default)
-        limit = max(2 * moved[0], TOLERANCE[self.dtype])
-        self.check(moved[1] <= limit, f"merging moves outputs by {moved[1]:.2g}, before the swap by {moved[0]:.2g}")
 
 
 def _one_line(error: Exception) -> str:

@@ -16,19 +16,11 @@ from table import evaluate
 TINY = {"embed_dim": 32, "depth": 2, "num_heads": 2}
 VIT = {"img_size": 32, "patch_size": 8} | TINY
 
-# families whose branches timm can merge after training
-MERGED = (
-    "repvgg", "mobileone", "efficientvim", "efficientvit_m", "fastvit", "ghostnetv3", "iformer", "lcnetv2", "levit",
-    "nextvit", "repghost", "repvit", "shvit", "tiny_vit",
-)  # fmt: skip
-
 
 def cases() -> Iterator[Case]:
     import timm
-    from timm.utils.model import reparameterize_model
 
     for line in (Path(__file__).parent / "timm.txt").read_text().splitlines():
         name, size, options = (*line.split(", ", 2), "")[:3]
         build = partial(timm.create_model, name, num_classes=5, **evaluate(f"dict({options})", globals()))
-        merge = reparameterize_model if name.startswith(MERGED) else None
-        yield Case("timm", name, build, lambda size=int(size): (torch.randn(2, 3, size, size),), merge)
+        yield Case("timm", name, build, lambda size=int(size): (torch.randn(2, 3, size, size),))
