@@ -64,17 +64,12 @@ class TestNames:
     @pytest.mark.parametrize(
         ("written", "name"),
         [
-            ("leaky_relu(negative_slope=0.2)", "leaky_relu(0.2)"),
-            ("elu( alpha = 2 )", "elu(2)"),
-            ("lrelu(0.3)", "leaky_relu(0.3)"),
-            ("swish", "silu"),
             ("LeakyReLU(0.2)", "leaky_relu(0.2)"),
-            ("squared_relu", "relu2"),
-            ("sin(frequency=30)", "sin(30)"),
-            ("linear", "identity"),
+            ("SiLU", "silu"),
+            ("hard_tanh", "hardtanh"),
         ],
     )
-    def test_named_parameters_and_aliases_are_accepted(self, written: str, name: str) -> None:
+    def test_names_of_classes_are_accepted(self, written: str, name: str) -> None:
         assert hullo.get_base(written) is hullo.get_base(name)
         assert hullo.get_base(written).name == name
 
@@ -85,7 +80,6 @@ class TestNames:
         ("written", "message"),
         [
             ("rellu", r"unknown base function 'rellu' \(did you mean 'relu'"),
-            ("xielu", r"hullo\.presets\.xielu"),
             ("", r"unknown base function ''; hullo.list_bases\(\)"),
             ("relu(", r"unknown base function 'relu\('"),
             ("identity relu", "unknown base function 'identity relu'"),
@@ -93,11 +87,9 @@ class TestNames:
             ("elu(1,2)", r"'elu\(1,2\)': elu is written elu\(alpha=1\) with finite numbers"),
             ("elu(nan)", r"'elu\(nan\)': elu is written elu\(alpha=1\) with finite numbers"),
             ("elu(inf)", r"with finite numbers"),
-            ("elu(beta=2)", r"'elu\(beta=2\)': elu is written elu\(alpha=1\)"),
-            ("elu(2,alpha=2)", r"elu is written elu\(alpha=1\)"),
-            ("elu(alpha=2,alpha=2)", r"elu is written elu\(alpha=1\)"),
-            ("relu(alpha=2)", r"without parameters"),
-            ("elu(two)", r"'elu\(two\)': the parameters of elu are numbers, as in elu\(alpha=1\)"),
+            ("elu(alpha=2)", r"'elu\(alpha=2\)': elu is written elu\(alpha=1\)"),
+            ("elu(1,)", r"elu is written elu\(alpha=1\)"),
+            ("relu(two)", r"without parameters"),
         ],
     )
     def test_unknown_name_is_quoted_with_a_suggestion(self, written: str, message: str) -> None:
@@ -164,13 +156,6 @@ class TestSets:
         names = ["identity", hullo.add_base("near", f"x + {part} * tanh(x)").name]
         with contextlib.nullcontext() if is_apart else pytest.raises(ValueError, match="is a linear combination of"):
             resolve(names, strict=False)
-
-    def test_zero_function_is_rejected(self) -> None:
-        hullo.add_base("always_zero", "0 * x")
-        hullo.add_base("own_sign", torch.sign, lambda x: 0.0)
-        with pytest.raises(ValueError, match="'always_zero' is zero everywhere; leave it out"):
-            hullo.LinearHull("always_zero", "relu")
-        assert hullo.LinearHull("own_sign", "relu").spelling == "linear(own_sign,relu)"
 
     def test_all_independent_admissible_bases_combine(self) -> None:
         dependent = ("leaky_relu", "celu", "unit_selu")  # of identity, relu and elu
@@ -282,15 +267,15 @@ class TestAdditions:
             (lambda x: x.cumsum(0), None, "must act on each entry alone"),
             (lambda x: x + 1e-3 * torch.rand_like(x), None, "must act on each entry alone"),
             (lambda x: x.tanh_(), None, "must not change its input"),
-            (torch.tanh, torch.cos, "the derivative of base function 'broken' disagrees with its values, e.g. at x = "),
+            (torch.tanh, torch.cos, "the derivative of base function 'broken' disagrees with its values: it is "),
             (torch.tanh, lambda x: 1.0001 * (1 - x.tanh().square()), "disagrees with its values"),
             (torch.tanh, lambda x: x * math.nan, "disagrees with its values"),
             (torch.tanh, lambda x: x[:3], "derivative of base function 'broken' must return a tensor like its input"),
             (lambda x: x.detach().tanh(), lambda x: 1.0, "disagrees with its values"),
-            (lambda x: 1 / x, None, "'broken' is not finite at the origin"),
-            (lambda x: torch.sin(x) / x, None, r"'broken' is not finite at the origin: f\(0\) = nan"),
-            (torch.sqrt, None, r"'broken' is not finite at the origin: f\(-9.09e-13\) = nan"),
-            (lambda x: torch.sqrt(x + 1) - 1, None, r"'broken' must have a value everywhere, but f\(.*\) = nan"),
+            (lambda x: 1 / x, None, r"'broken' .* a finite one at the origin, but f\(0\) = inf"),
+            (lambda x: torch.sin(x) / x, None, r"f\(0\) = nan"),
+            (torch.sqrt, None, r"f\(-9.095e-13\) = nan"),
+            (lambda x: torch.sqrt(x + 1) - 1, None, r"'broken' must have a value everywhere, .* but f\(.*\) = nan"),
         ],
     )
     def test_invalid_function_is_rejected_and_not_added(
@@ -324,8 +309,8 @@ class TestAdditions:
         before, relu = hullo.list_bases(), hullo.get_base("relu")
         with pytest.raises(ValueError, match="'relu' already"):
             hullo.add_base("relu", torch.tanh)
-        with pytest.raises(ValueError, match=r"'swish' already .*'silu'"):
-            hullo.add_base("swish", torch.tanh)
+        with pytest.raises(ValueError, match="'leaky_relu' already"):
+            hullo.add_base("LeakyReLU", torch.tanh)
         assert hullo.list_bases() == before
         assert hullo.get_base("relu") is relu
 

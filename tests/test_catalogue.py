@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 from collections.abc import Callable
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
 import hullo
-from hullo.bases import base
 from hullo.bases.formulas import FUNCTIONS
 from oracle import CLOSED_FORMS
 
@@ -55,32 +52,6 @@ def test_catalogue_has_the_documented_bases_in_order() -> None:
 def test_every_base_has_an_oracle() -> None:
     catalogue = {name for name in hullo.list_bases() if hullo.get_base(name).formula is not None}
     assert catalogue <= set(MEMBERS)
-
-
-ALIASES: dict[str, Callable[[Tensor], Tensor]] = {
-    "swish": F.silu,
-    "hard_swish": F.hardswish,
-    "hard_silu": F.hardswish,
-    "hard_sigmoid": F.hardsigmoid,
-    "hard_tanh": F.hardtanh,
-    "linear": lambda x: x,
-    "lrelu": F.leaky_relu,
-    "atan": torch.atan,
-    "arcsinh": torch.asinh,
-    "gelu_new": functools.partial(F.gelu, approximate="tanh"),
-    "gelu_pytorch_tanh": functools.partial(F.gelu, approximate="tanh"),
-    "relu_squared": lambda x: F.relu(x) ** 2,
-    "squared_relu": lambda x: F.relu(x) ** 2,
-    "relu_cubed": lambda x: F.relu(x) ** 3,
-    "sine": torch.sin,
-}
-
-
-def test_every_alias_is_the_function_that_others_call_so() -> None:
-    assert ALIASES.keys() == base._ALIASES.keys()
-    for name, function in ALIASES.items():
-        x = grid()
-        torch.testing.assert_close(hullo.get_base(name).function(x), function(x), rtol=1e-7, atol=1e-7, msg=name)
 
 
 @pytest.mark.parametrize("name", MEMBERS)

@@ -120,16 +120,16 @@ def test_keras_supports_it() -> None:
         ("__import__('os').getcwd()", "contains"),
         ("x.real", "contains 'x.real'"),
         ("(lambda: x)()", "contains"),
-        ("x * True", "contains True"),
+        ("x * True", "contains 'True'"),
         ("tanh(x, x)", r"contains 'tanh\(x, x\)'"),
-        ("2.0", "does not depend on x"),
-        ("where(x < 0, 1.0, 2.0)", "two numbers"),
-        ("where(x <= 0, x, 1.0)", "comparison"),
-        ("where(x < square(x), x, 1.0)", "compare with a number"),
-        ("clamp(x, -x, 1)", "bound of clamp"),
-        ("1 / x", "not finite at the origin"),
+        ("2.0", "must return a tensor"),
+        ("where(x < 0, 1.0, 2.0)", "contains 'where.*with x in a branch"),
+        ("where(x <= 0, x, 1.0)", "contains 'where"),
+        ("where(x < square(x), x, 1.0)", "contains 'where.*where.x < number"),
+        ("clamp(x, -x, 1)", "contains 'clamp.*whose bounds are numbers"),
+        ("1 / x", "a finite one at the origin"),
         ("sqrt(1 + x)", "must have a value everywhere"),
-        ("1 / (1 + exp(-x))", r"f'\(.*\) = nan"),
+        ("1 / (1 + exp(-x))", r"it is nan at x = "),
         ("where(x > 0, x, expm1(x))", r"infinite slope in a branch .* expm1\(minimum\(x, 0.0\)\)"),
         ("where(x > 0, log1p(x), x)", "infinite slope in a branch"),
     ],
@@ -141,15 +141,11 @@ def test_invalid_formula_is_rejected_and_not_added(formula: str, message: str) -
     assert hullo.list_bases() == before
 
 
-def test_derivatives_use_valid_functions_and_are_correct() -> None:
-    given_slope = hullo.add_base("mine", "tanh(2 * x)", "2 - 2 * square(tanh(2 * x))")
-    torch.testing.assert_close(given_slope.derivative(torch.zeros(1)), torch.full((1,), 2.0))
-    with pytest.raises(ValueError, match="disagrees with its values"):
-        hullo.add_base("wrong", "tanh(x)", "2.0")
-    with pytest.raises(TypeError, match="derivative"):
+def test_derivative_belongs_to_a_function() -> None:
+    with pytest.raises(TypeError, match=r"derivative=.*omit it, as for a formula"):
         hullo.add_base("mixed", "tanh(x)", torch.cos)
-    with pytest.raises(TypeError, match="give both as formulas"):
-        hullo.add_base("mixed", torch.tanh, "1 - square(tanh(x))")
+    with pytest.raises(TypeError, match="derivative='1 - square"):
+        hullo.add_base("mixed", torch.tanh, "1 - square(tanh(x))")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("mode", [torch.device("meta"), FakeTensorMode()], ids=["device", "fake"])
@@ -168,5 +164,5 @@ def test_functions_are_of_x(text: str) -> None:
 
 
 def test_function_without_a_derivative_in_pytorch_is_refused() -> None:
-    with pytest.raises(ValueError, match="automatic differentiation computed it: give derivative"):
+    with pytest.raises(ValueError, match=r"disagrees with its values: .* give another derivative"):
         hullo.add_base("bessel", lambda x: torch.special.bessel_j1(x) * 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 from collections.abc import Callable
 
@@ -27,24 +28,24 @@ SPHERICAL = hullo.parametrizations.Parametrization("spherical", to_sphere, torch
 """c = r^2 / |r|^2, which reaches the vertices of the simplex."""
 
 
-class Tempered(hullo.parametrizations.Parametrization):
-    """The softmax of raw parameters times a temperature, without the last raw parameter, which is zero."""
-
-    fewer = 1
-
-    def __init__(self, temperature: float) -> None:
-        super().__init__("tempered")
-        self.temperature = temperature
-
-    def transform(self, raw: Tensor) -> Tensor:
-        return torch.cat([raw * self.temperature, torch.zeros_like(raw[..., :1])], -1).softmax(-1)
-
-    def inverse(self, coefficients: Tensor) -> Tensor:
-        logs = coefficients.log()
-        return (logs[..., :-1] - logs[..., -1:]) / self.temperature
+def to_softmax(raw: Tensor, temperature: float) -> Tensor:
+    return torch.cat([raw * temperature, torch.zeros_like(raw[..., :1])], -1).softmax(-1)
 
 
-OWN = [SPHERICAL, Tempered(3.0)]
+def from_softmax(coefficients: Tensor, temperature: float) -> Tensor:
+    logs = coefficients.log()
+    return (logs[..., :-1] - logs[..., -1:]) / temperature
+
+
+def tempered(temperature: float) -> hullo.parametrizations.Parametrization:
+    """Return the softmax of raw parameters times a temperature, without the last raw parameter, which is zero."""
+    transform, inverse = (
+        functools.partial(function, temperature=temperature) for function in (to_softmax, from_softmax)
+    )
+    return hullo.parametrizations.Parametrization("tempered", transform, inverse, fewer=1)
+
+
+OWN = [SPHERICAL, tempered(3.0)]
 
 
 def make(own: hullo.parametrizations.Parametrization = SPHERICAL, **options: object) -> hullo.ConvexHull:
@@ -201,7 +202,7 @@ def test_inconsistent_functions_are_rejected(own: hullo.parametrizations.Paramet
 
 
 def test_unrepresentable_coefficients_are_rejected() -> None:
-    hull = make(Tempered(2.0))
+    hull = make(tempered(2.0))
     for value, keyword in (([1.0, 0.0, 0.0], "cannot represent"), ([0.5, 0.7, 0.0], "sum to one")):
         with pytest.raises(ValueError, match=keyword):
             hull.coefficients = value

@@ -22,14 +22,13 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 Transform = Callable[[Tensor], Tensor]
-Restrict = Callable[[Tensor, Tensor], Tensor]
 
 
 class Parametrization:
     r"""A map from raw parameters, which an optimizer updates freely, to the coefficients of a hull.
 
-    Pass an instance as `parametrization` of a hull. Give the two functions, or define a subclass that has `transform`
-    and `inverse` as methods. Both act on the last dimension of a tensor of any number of dimensions.
+    Pass an instance as `parametrization` of a hull. Its functions act on the last dimension of a tensor of any number
+    of dimensions.
 
     Args:
         name: lower-case letters and digits, part of the names in a state_dict; not the name of a built-in
@@ -49,43 +48,27 @@ class Parametrization:
         ConvexHull(identity=0.25, relu=0.75, parametrization='spherical')
     """
 
-    name: str
-    fewer: int = 0
-    restrict: Restrict | None = None
-
     def __init__(
         self,
         name: str,
-        transform: Transform | None = None,
-        inverse: Transform | None = None,
+        transform: Transform,
+        inverse: Transform,
         *,
         fewer: int = 0,
-        restrict: Restrict | None = None,
+        restrict: Callable[..., Any] | None = None,
     ) -> None:
         if not isinstance(name, str) or not re.fullmatch("[a-z][a-z0-9]*", name):
             raise ValueError(f"invalid name {name!r} of a parametrization; use lower-case letters and digits")
         if name in _BUILT_IN and not isinstance(self, BuiltInParametrization):
             raise ValueError(f"{name!r} is the name of a built-in parametrization; choose another name")
-        self.name = name
-        given = {"transform": transform, "inverse": inverse, "fewer": fewer or None, "restrict": restrict}
-        vars(self).update({key: value for key, value in given.items() if value is not None})
-        for key in ("transform", "inverse"):
-            if getattr(type(self), key) is getattr(Parametrization, key) and not callable(given[key]):
-                raise TypeError(f"parametrization {name!r} has {key}={given[key]!r}; give a function of a tensor")
-
-    def transform(self, raw: Tensor) -> Tensor:
-        """Return the coefficients of raw parameters."""
-        raise NotImplementedError
-
-    def inverse(self, coefficients: Tensor) -> Tensor:
-        """Return raw parameters of coefficients."""
-        raise NotImplementedError
+        for key, given in (("transform", transform), ("inverse", inverse)):
+            if not callable(given):
+                raise TypeError(f"parametrization {name!r} has {key}={given!r}; give a function of a tensor")
+        self.name, self.transform, self.inverse = name, transform, inverse
+        self.fewer, self.restrict = fewer, restrict
 
     def __repr__(self) -> str:
         return f"Parametrization({self.name!r})"
-
-    def __deepcopy__(self, memo: object) -> Parametrization:
-        return self
 
 
 class BuiltInParametrization(Parametrization):
@@ -96,8 +79,6 @@ class BuiltInParametrization(Parametrization):
         pullback: (raw, coefficients, gradient of the coefficients) to the gradient of the raw parameters.
         transform: the formula with another derivative.
     """
-
-    restrict: Callable[..., Any] | None = None
 
     def __init__(
         self,

@@ -9,6 +9,7 @@ Triton and Keras all read.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import math
@@ -129,7 +130,7 @@ def derivative_of(function: Function, slope: Slope, x: Tensor) -> Tensor:
 @dataclass(frozen=True)
 class _Family:
     make: Callable[..., Base]
-    parameters: Mapping[str, float]
+    parameters: dict[str, float]
 
 
 _families: dict[str, _Family] = {}
@@ -151,16 +152,14 @@ def spell(name: str, parameters: Mapping[str, float]) -> str:
     return f"{name}({','.join(repr(value).removesuffix('.0') for value in parameters.values())})"
 
 
-def add_family(name: str, make: Callable[..., Base], parameters: Mapping[str, float]) -> Base:
+def add_family(name: str, make: Callable[..., Base], parameters: dict[str, float]) -> Base:
     """Add a family under a new name, and return its member with the default parameters."""
     if not isinstance(name, str) or not re.fullmatch(r"[^\W\d_][^\W_]*(_[^\W_]+)*", name):
         raise ValueError(
             f"invalid name {name!r} of a base; give letters and digits with single _ inside, as my_function"
         )
-    if name in list_bases() or name in _ALIASES:
-        existing = get_base(name).name
-        other = "" if existing == name else f" (another name of {existing!r})"
-        raise ValueError(f"there is a base function {name!r} already{other}; choose another name")
+    if _known_name(name) in _families:
+        raise ValueError(f"there is a base function {_known_name(name)!r} already; choose another name")
     _families[name] = _Family(make, parameters)
     try:
         return get_base(name)
@@ -196,15 +195,14 @@ def is_built_in(item: Base) -> bool:
 
 
 def get_base(spelling: str | Base) -> Base:
-    """Return the base function of a name such as ``tanh``, ``leaky_relu(0.2)`` or ``leaky_relu(negative_slope=0.2)``.
+    """Return the base function of a name such as ``tanh`` or ``leaky_relu(0.2)``.
 
-    Common aliases, such as ``swish`` for ``silu``, and the names of PyTorch's classes, such as ``LeakyReLU``, are
-    accepted, too.
+    The names of PyTorch's classes, such as ``LeakyReLU``, are accepted, too.
 
     >>> import hullo
     >>> hullo.get_base("leaky_relu(0.2)").slopes_at_zero
     (0.2, 1.0)
-    >>> hullo.get_base("swish")
+    >>> hullo.get_base("SiLU")
     Base(silu)
     """
     if isinstance(spelling, Base):
@@ -222,66 +220,32 @@ def make_member(name: str, *parameters: float) -> Base:
     return member_of.make(**dict(zip(member_of.parameters, parameters, strict=True)))
 
 
-_ALIASES = {
-    "swish": "silu",
-    "hard_swish": "hardswish",
-    "hard_silu": "hardswish",
-    "hard_sigmoid": "hardsigmoid",
-    "hard_tanh": "hardtanh",
-    "linear": "identity",
-    "lrelu": "leaky_relu",
-    "atan": "arctan",
-    "arcsinh": "asinh",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu_squared": "relu2",
-    "squared_relu": "relu2",
-    "relu_cubed": "relu3",
-    "sine": "sin",
-}
-"""Other names of bases in PyTorch, Keras, transformers and papers."""
-
-
 def _parse(spelling: str) -> Base:
     match = re.fullmatch(r"\s*(\w+)\s*(?:\(([^()]*)\))?\s*", spelling)
-    name = match[1] if match else spelling
-    name = name if name in _families else _known_name(name)
+    name = _known_name(match[1]) if match else spelling
     if name not in _families or not match:
+        close = difflib.get_close_matches(name.lower(), _families)
+        guess = f" (did you mean {' or '.join(map(repr, close))}?)" if close else ""
         raise ValueError(
-            f"unknown base function {spelling!r}{_guess(name)}; hullo.list_bases() lists all, hullo.add_base adds one"
+            f"unknown base function {spelling!r}{guess}; hullo.list_bases() lists all, hullo.add_base adds one"
         )
     defaults = _families[name].parameters
-    written = [part.rpartition("=") for part in match[2].split(",")] if match[2] else []
     try:
         # adding zero turns -0.0, which spells differently, into 0.0
-        given = [(key.strip(), float(number) + 0.0) for key, _, number in written]
+        given = [float(number) + 0.0 for number in match[2].split(",")] if match[2] else []
     except ValueError:
-        raise ValueError(f"{spelling!r}: the parameters of {name} are numbers, as in {_usage(name)}") from None
-    in_order = dict(zip(defaults, (number for key, number in given if not key), strict=False))
-    by_name = {key: number for key, number in given if key}
-    parameters = {**defaults, **in_order, **by_name}
-    is_valid = len(in_order) + len(by_name) == len(given) and parameters.keys() == defaults.keys()
-    if not is_valid or in_order.keys() & by_name.keys() or not all(math.isfinite(number) for _, number in given):
+        given = [math.nan]
+    if len(given) > len(defaults) or not all(map(math.isfinite, given)):
         raise ValueError(f"{spelling!r}: {name} is written {_usage(name)}")
+    parameters = defaults | dict(zip(defaults, given, strict=False))
     canonical = spell(name, parameters)
     return _families[name].make(**parameters) if canonical == spelling else get_base(canonical)
 
 
-def _known_name(alias: str) -> str:
-    """Return the name of the base with an alias, in any case and with or without underscores; else the alias."""
-    names = {name.replace("_", ""): name for name in _families} | {
-        name.replace("_", ""): known for name, known in _ALIASES.items()
-    }
-    return names.get(alias.lower().replace("_", ""), alias)
-
-
-def _guess(name: str) -> str:
-    import difflib
-
-    if name in ("xielu", "poly_relu", "star_relu", "blending_unit"):
-        return f" (hullo.presets.{name}() is a hull of several)"
-    close = difflib.get_close_matches(name.lower(), list_bases(), n=3)
-    return f" (did you mean {' or '.join(map(repr, close))}?)" if close else ""
+def _known_name(written: str) -> str:
+    """Return the name of a base in any case and with or without underscores; other names as they are."""
+    names = {name.replace("_", ""): name for name in _families}
+    return written if written in _families else names.get(written.lower().replace("_", ""), written)
 
 
 def _usage(name: str) -> str:
@@ -294,20 +258,10 @@ def resolve(bases: Iterable[str | Base], *, strict: bool = True) -> tuple[Base, 
     """Return base functions; check that they are distinct, linearly independent and, if `strict`, admissible."""
     if isinstance(bases, str):
         raise TypeError(f"bases={bases!r} is one string; give several, as in 'identity', 'relu'")
-    if torch.compiler.is_compiling() and not is_exporting():
-        return tuple(item if isinstance(item, Base) else _look_up(item) for item in bases)
-    resolved = tuple(get_base(item) for item in bases)
-    _check(resolved, strict)
+    resolved = tuple(map(get_base, bases))
+    if not torch.compiler.is_compiling() or is_exporting():
+        _check(resolved, strict)
     return resolved
-
-
-def _look_up(spelling: str) -> Base:
-    """Return a base from the cache, for code under torch.compile, which cannot create one."""
-    if spelling not in _cache:
-        raise ValueError(
-            f"base function {spelling!r} is new to compiled code; call hullo.get_base({spelling!r}) before compiling"
-        )
-    return _cache[spelling]
 
 
 @functools.cache
@@ -337,9 +291,6 @@ def _unit_form(item: Base) -> str:
 
 def _check_independence(resolved: tuple[Base, ...]) -> None:
     functions = [item.function for item in resolved]
-    for item in resolved:
-        if item.slope_bounds == (0.0, 0.0) and not bool(item.function(real_line()).any()):
-            raise ValueError(f"base function {item.name!r} is zero everywhere; leave it out")
     for n in range(1, len(resolved)):
         (weights,) = express([functions[n]], functions[:n])
         if weights is not None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Callable, Mapping
-from types import EllipsisType
 from typing import Any
 
 import torch
@@ -77,27 +76,22 @@ _SLOPES = {
     "step": "0.0",
     "tanh": "1 - square(tanh(x))",
 }
-_WITH_BOUNDS = {"clamp": 3, "minimum": 2, "where": 3}  # functions of several arguments, and how many
-_ARITIES = dict.fromkeys(_SLOPES.keys() - {"normal_tail"}, 1) | _WITH_BOUNDS
+_ARITIES = dict.fromkeys(_SLOPES.keys() - {"normal_tail"}, 1) | {"clamp": 3, "minimum": 2}
 
 
-def fill_in(text: str, parameters: Mapping[str, float], of: str = "value") -> str:
-    """Return the formula of a value, or of a slope, with numbers in place of its parameters.
+def fill_in(text: str, parameters: Mapping[str, float]) -> str:
+    """Return a formula with numbers in place of its parameters.
 
     Raises:
         ValueError: the text is not a formula, or contains something that not every backend supports.
     """
     try:
-        tree = ast.parse(text, mode="eval").body
+        tree = _parse(text)
     except SyntaxError as error:
         raise ValueError(f"invalid formula {text!r}: {error.msg}") from None
     _check(tree, {"x", *parameters}, text)
-    filled = _Substitute({name: ast.Constant(float(value)) for name, value in parameters.items()}).visit(tree)
-    if of == "value" and not _has_x(filled):
-        raise ValueError(
-            f"the formula {text!r} does not depend on x; hullo.get_base('constant') is the constant function"
-        )
-    return ast.unparse(filled)
+    numbers: dict[str, ast.expr] = {name: ast.Constant(float(value)) for name, value in parameters.items()}
+    return ast.unparse(_Substitute(numbers).visit(tree))
 
 
 def differentiate(text: str) -> str:
@@ -122,41 +116,27 @@ def _check(node: ast.expr, names: set[str], text: str) -> None:
     match node:
         case ast.Name(id=name) if name in names:
             parts: list[ast.expr] = []
-        case ast.Constant(value=bool() | str() | bytes() | complex() | EllipsisType() | None):
-            raise ValueError(f"the formula {text!r} contains {ast.unparse(node)}; give numbers")
-        case ast.Constant():
+        case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
             parts = []
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             parts = [operand]
         case ast.BinOp(left=left, op=op, right=right) if isinstance(op, _OPERATORS):
             parts = [left, right]
-        case ast.Call(func=ast.Name(id="where"), args=[ast.Compare(left=left, ops=[op], comparators=[right]), yes, no]):
-            if not isinstance(op, (ast.Lt, ast.Gt)):
-                raise ValueError(f"the formula {text!r} contains a comparison other than < and >")
-            if not isinstance(right, (ast.Constant, ast.UnaryOp)) and not (
-                isinstance(right, ast.Name) and right.id != "x"
-            ):
-                raise ValueError(f"the formula {text!r} compares with {ast.unparse(right)}; compare with a number")
-            if not _has_x(left):
-                raise ValueError(
-                    f"the formula {text!r} compares {ast.unparse(left)} with a number; compare x, or a term of x"
-                )
-            if not (_has_x(yes) or _has_x(no)):
-                raise ValueError(f"the formula {text!r} chooses between two numbers; write it with step, 1 where x > 0")
+        case ast.Call(
+            func=ast.Name(id="where"),
+            args=[ast.Compare(left=left, ops=[ast.Lt() | ast.Gt()], comparators=[right]), yes, no],
+        ) if _has_x(left) and not _has_x(right) and (_has_x(yes) or _has_x(no)):
             parts = [left, right, yes, no]
-        case ast.Call(func=ast.Name(id=function), args=args, keywords=[]) if _ARITIES.get(function) == len(args):
-            if not _has_x(args[0]):
-                raise ValueError(
-                    f"the formula {text!r} has {ast.unparse(node)}, a number; give it as a parameter, or compute it"
-                )
-            if function in _WITH_BOUNDS and any(map(_has_x, args[1:])):
-                raise ValueError(f"the formula {text!r} has x in a bound of {function}; the bounds are numbers")
-            parts = list(args)
+        case ast.Call(func=ast.Name(id=function), args=[first, *bounds], keywords=[]) if (
+            _ARITIES.get(function) == 1 + len(bounds) and _has_x(first) and not any(map(_has_x, bounds))
+        ):
+            parts = [first, *bounds]
         case _:
             functions = ", ".join(sorted(_ARITIES))
             raise ValueError(
                 f"the formula {text!r} contains {ast.unparse(node)!r}; valid are {', '.join(sorted(names))}, numbers, "
-                f"+ - * / and the functions {functions}"
+                f"+ - * /, functions of x whose bounds are numbers ({functions}), and where(x < number, ...) or "
+                "where(x > number, ...) with x in a branch"
             )
     for part in parts:
         _check(part, names, text)

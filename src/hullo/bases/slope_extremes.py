@@ -6,18 +6,15 @@ its slopes at the ends of a cell between two turns enclose all others; the sum o
 combination. Slopes at points bound the extreme from the other side. Cells that may contain a slope beyond the most
 extreme one found are subdivided until none is left.
 
-Everything that does not depend on coefficients is cached per base, so most queries take a few matrix products. Beyond
-2^128 all slopes of the catalogue differ from their limits by less than 2^-128, except those of waves and those that
-grow without bound. Of the latter, the one that grows fastest decides which extreme is infinite. The slope of a wave
-turns too often: its bounds are known beside bases of constant slope, such as the identity, and unknown beside others.
+Beyond 2^128 all slopes of the catalogue differ from their limits by less than 2^-128, except those of waves and those
+that grow without bound, which are huge at 2^128 already. The slope of a wave turns too often: its bounds are known
+beside bases of constant slope, such as the identity, and unknown beside others.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -32,39 +29,7 @@ _NEAR, _STEP = 16.0, 1 / 64  # cells of equal width near the origin ...
 _FAR, _PER_DOUBLING = 128, 8  # ... and, further out, of equal ratio, up to 2^128
 _PARTS = 8  # of a cell that is subdivided
 _MAX_CELLS = 2_000_000
-_OUTSIDE = 2.0**100  # where bases that grow without bound are compared
-
-
-@dataclass(frozen=True)
-class _Cells:
-    low: Tensor
-    high: Tensor
-
-    @property
-    def middle(self) -> Tensor:
-        return self.low + (self.high - self.low) / 2
-
-    def ends(self) -> tuple[Tensor, Tensor]:
-        """Return the first and last numbers inside each cell: its ends may be kinks."""
-        infinity = torch.full_like(self.low, math.inf)
-        return torch.nextafter(self.low, infinity), torch.nextafter(self.high, -infinity)
-
-    def cut(self, chosen: Tensor) -> _Cells:
-        """Return the chosen cells, each subdivided."""
-        low, high = self.low[chosen], self.high[chosen]
-        parts = torch.linspace(0, 1, _PARTS + 1, dtype=torch.float64)
-        ends = low + (high - low) * parts[:, None]
-        ends[-1] = high
-        return _Cells(ends[:-1].flatten(), ends[1:].flatten())
-
-
-@dataclass(frozen=True)
-class _Enclosure:
-    """Hold bounds of one base's slope on cells, and slopes at points inside them."""
-
-    low: Tensor
-    high: Tensor
-    points: Tensor
+_HUGE = 2.0**64  # slopes at 2^128 that are so many times the largest bounded one grow without bound
 
 
 def extremes(coefficients: Sequence[float], bases: Sequence[Base]) -> tuple[float, float] | None:
@@ -72,33 +37,59 @@ def extremes(coefficients: Sequence[float], bases: Sequence[Base]) -> tuple[floa
     used = _used(coefficients, bases)
     if not used:
         return None if used is None else (0.0, 0.0)
-    resolved = tuple(item for _, item in used)
-    if any(item.is_wave for item in resolved):
-        apart = [item for item in resolved if item.slope_bounds[0] != item.slope_bounds[1]]
+    if any(item.is_wave for _, item in used):
+        apart = [item for _, item in used if item.slope_bounds[0] != item.slope_bounds[1]]
         bounds = [(c * item.slope_bounds[0], c * item.slope_bounds[1]) for c, item in used]
         return None if len(apart) > 1 else (sum(map(min, bounds)), sum(map(max, bounds)))
     unit = 2.0 ** (math.frexp(max(abs(c) for c, _ in used))[1] - 1)  # avoids overflow
-    scaled = [c / unit for c, _ in used]
-    sides, scale = _infinite_sides(scaled, resolved), largest_slope(scaled, resolved)
-    weights = torch.tensor(scaled, dtype=torch.float64)
-    edges = tuple(sorted({edge for item in resolved for edge in (*item.kinks, *item.turns)}))
-    cells, enclosures, num_cells = _first_cells(edges), [_first_enclosure(item, edges) for item in resolved], 0
-    least = [min([math.inf, *(sign * side for side in sides)]) for sign in (1, -1)]  # of the slope, and of its negative
+    scaled = [(c / unit, item) for c, item in used]
+    least, negated = _infimum(scaled), _infimum([(-c, item) for c, item in scaled])
+    return None if least is None or negated is None else (unit * least, -unit * negated)
+
+
+def _infimum(terms: list[tuple[float, Base]]) -> float | None:
+    """Return the infimum of the sum of slopes times numbers; None if too many cells would be needed."""
+    scale = largest_slope(*zip(*terms, strict=True))
+    ends = torch.tensor([-(2.0**_FAR), 2.0**_FAR], dtype=torch.float64)
+    if float(_sum(terms, ends).min()) < -_HUGE * scale:
+        return -math.inf
+    cells, least, num_cells = (
+        _first_cells([edge for _, item in terms for edge in (*item.kinks, *item.turns)]),
+        math.inf,
+        0,
+    )
     while True:
-        chosen = torch.zeros_like(cells.low, dtype=torch.bool)
-        points = torch.stack([item.points for item in enclosures], dim=-1) @ weights
-        for n, sign in enumerate((1, -1)):
-            least[n] = min(least[n], float((sign * points).nan_to_num(math.inf).min()))
-            if least[n] > -math.inf:
-                margin = ACCURACY * max(scale, abs(least[n]))
-                chosen |= _lower_bounds(sign * weights, enclosures) < least[n] - (1 - 1e-3) * margin
+        low, high = cells
+        middle = low + (high - low) / 2
+        infinity = torch.full_like(low, math.inf)
+        first, last = torch.nextafter(low, infinity), torch.nextafter(high, -infinity)  # the ends may be kinks
+        least = min(least, *(float(_sum(terms, x).min()) for x in (first, middle, last)))
+        bounds = [torch.minimum(c * item.derivative(first), c * item.derivative(last)) for c, item in terms]
+        margin = ACCURACY * max(scale, abs(least))
+        chosen = torch.stack(bounds).sum(0) < least - (1 - 1e-3) * margin
         if not bool(chosen.any()):
-            return unit * least[0], -unit * least[1]
-        cells = cells.cut(chosen)
-        num_cells += len(cells.low)
-        if num_cells > _MAX_CELLS or not bool(((cells.low < cells.middle) & (cells.middle < cells.high)).all()):
+            return least
+        low, high = low[chosen], high[chosen]
+        num_cells += _PARTS * len(low)
+        if num_cells > _MAX_CELLS or not bool(((low < middle[chosen]) & (middle[chosen] < high)).all()):
             return None
-        enclosures = [_enclose(item, cells) for item in resolved]
+        parts = low + (high - low) * torch.linspace(0, 1, _PARTS + 1, dtype=torch.float64)[:, None]
+        parts[-1] = high
+        cells = parts[:-1].flatten(), parts[1:].flatten()
+
+
+def _sum(terms: list[tuple[float, Base]], x: Tensor) -> Tensor:
+    """Return the sum of slopes times numbers at points."""
+    return torch.stack([c * item.derivative(x) for c, item in terms]).sum(0)
+
+
+def _first_cells(edges: list[float]) -> tuple[Tensor, Tensor]:
+    """Return the ends of cells that have the edges only at their ends."""
+    near = torch.arange(-_NEAR, _NEAR, _STEP, dtype=torch.float64)
+    doublings = torch.arange(0, (_FAR - math.log2(_NEAR)) * _PER_DOUBLING + 1, dtype=torch.float64) / _PER_DOUBLING
+    far = _NEAR * doublings.exp2()
+    ends = torch.cat([-far, near, far, torch.tensor(edges, dtype=torch.float64)]).unique()  # type: ignore[no-untyped-call]
+    return ends[:-1], ends[1:]
 
 
 def least_slope(coefficients: Sequence[float], bases: Sequence[Base]) -> float:
@@ -108,7 +99,7 @@ def least_slope(coefficients: Sequence[float], bases: Sequence[Base]) -> float:
 
 
 def _used(coefficients: Sequence[float], bases: Sequence[Base]) -> list[tuple[float, Base]] | None:
-    """Return the coefficients that are not zero, and their bases; None if one of them is a user's."""
+    """Return the nonzero coefficients and their bases; None if the bounds of one are not certain."""
     used = [(c, item) for c, item in zip(coefficients, bases, strict=True) if c != 0]
     return used if all(item.is_certain for _, item in used) else None
 
@@ -121,42 +112,3 @@ def largest_slope(coefficients: Sequence[float], bases: Sequence[Base]) -> float
 def _largest_slope_of(item: Base) -> float:
     largest = max(map(abs, item.slope_bounds))
     return largest if math.isfinite(largest) else float(item.derivative(torch.tensor([-1.0, 1.0]).double()).abs().max())
-
-
-def _infinite_sides(coefficients: Sequence[float], bases: Sequence[Base]) -> list[float]:
-    """Return the infinite limits of the slope at both ends, those of the base that grows fastest there."""
-    infinities = []
-    growing = [pair for pair in zip(coefficients, bases, strict=True) if not pair[1].has_bounded_slope]
-    for side in (-_OUTSIDE, _OUTSIDE) if growing else ():
-        at = torch.tensor([side], dtype=torch.float64)
-        slope, c = max(((float(item.derivative(at)), c) for c, item in growing), key=lambda pair: abs(pair[0]))
-        if abs(slope) > 1:
-            infinities.append(math.copysign(math.inf, c * slope))
-    return infinities
-
-
-def _lower_bounds(weights: Tensor, enclosures: list[_Enclosure]) -> Tensor:
-    """Return a lower bound of the slope on each cell."""
-    pairs = zip(weights, enclosures, strict=True)
-    return torch.stack([c * (item.low if c > 0 else item.high) for c, item in pairs]).sum(0).nan_to_num(-math.inf)
-
-
-def _enclose(item: Base, cells: _Cells) -> _Enclosure:
-    """Return the bounds of a slope on cells without turns inside, and the slopes at both ends and in the middle."""
-    first, last = map(item.derivative, cells.ends())
-    points = torch.stack([first, item.derivative(cells.middle), last])
-    return _Enclosure(torch.minimum(first, last), torch.maximum(first, last), points)
-
-
-@functools.lru_cache(maxsize=64)
-def _first_enclosure(item: Base, edges: tuple[float, ...]) -> _Enclosure:
-    return _enclose(item, _first_cells(edges))
-
-
-@functools.lru_cache(maxsize=8)
-def _first_cells(edges: tuple[float, ...]) -> _Cells:
-    near = torch.arange(-_NEAR, _NEAR, _STEP, dtype=torch.float64)
-    doublings = torch.arange(0, (_FAR - math.log2(_NEAR)) * _PER_DOUBLING + 1, dtype=torch.float64) / _PER_DOUBLING
-    far = _NEAR * doublings.exp2()
-    ends = torch.cat([-far, near, far, torch.tensor(edges, dtype=torch.float64)]).sort().values.unique_consecutive()  # type: ignore[no-untyped-call]
-    return _Cells(ends[:-1], ends[1:])

