@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from hullo.surgery import (
         coefficient_parameters,
         fold,
-        fuse_gates,
         parameter_groups,
         plot,
         replace_activations,
@@ -36,7 +35,6 @@ __all__ = [
     "coefficient_parameters",
     "combine",
     "fold",
-    "fuse_gates",
     "get_base",
     "identify",
     "is_monotone",

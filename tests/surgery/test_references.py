@@ -229,14 +229,14 @@ class Loop(nn.Module):
         return x
 
 
-def test_more_loop_iterations_raise_an_error() -> None:
+def test_more_turns_of_a_loop_raise_an_error() -> None:
     x = torch.randn(2, 4)
     model = hullo.replace_activations(Loop(), example_inputs=x)
     assert list(hullo.summary(model).hulls) == ["layers_tanh.0", "layers_tanh.1"]
     model.turns = 1
     model(x)
     model.turns = 3
-    with pytest.raises(KeyError, match=r"iteration 2 .* 2 iterations"):
+    with pytest.raises(IndexError, match=r"turn 2 .* 2 turns"):
         model(x)
 
 

@@ -134,23 +134,6 @@ def test_loaded_hulls_start_another_model_and_are_shared_again() -> None:
     assert [parameter.requires_grad for parameter in hullo.coefficient_parameters(other)] == [False] * 4
 
 
-def test_loaded_hulls_of_fused_gates_have_the_names_of_the_activations() -> None:
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gate, self.up, self.act = nn.Linear(4, 4), nn.Linear(4, 4), nn.SiLU()
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.act(self.gate(x)) * self.up(x)
-
-    model = nn.Sequential(Block())
-    fused = hullo.fuse_gates(hullo.replace_activations(copy.deepcopy(model)))
-    hulls = hullo.surgery.load_hulls(fused.state_dict())
-    other = hullo.fuse_gates(hullo.replace_activations(model, hull=lambda site: hulls[site.name]))
-    x = torch.randn(2, 4)
-    torch.testing.assert_close(other(x), fused(x))
-
-
 def test_sites_with_other_numbers_of_channels_do_not_share() -> None:
     layers = [nn.Linear(4, width) for width in (4, 4, 8)]
     model = nn.Sequential(*(part for layer in layers for part in (layer, nn.ReLU())))

@@ -174,6 +174,30 @@ class TwoLoops(Base):
         return self.run((self.b, self.a), self.run((self.a, self.b), x))
 
 
+class WhileLayers(Base):
+    """A loop that counts by itself, in a function inside that runs twice."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        def run(x: Tensor) -> Tensor:
+            n = 0
+            while n < 2:
+                x = torch.tanh((self.a, self.b)[n](x))
+                n += 1
+            return x
+
+        return run(run(x))
+
+
+class LayersOutside(Base):
+    """Time steps inside of layers: turns do not say which layer it is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in (self.a, self.b):
+            for _ in range(3):
+                x = F.relu(layer(x))
+        return x
+
+
 class Reentrant(Base):
     def __init__(self) -> None:
         super().__init__()
@@ -500,6 +524,8 @@ CASES: dict[type[nn.Module], tuple[Any, list[str], str]] = {
     TupleSubclass: (X, ["a_relu", "a_tanh"], ""),
     Stacked: (X, ["a_tanh.0", "a_tanh.1"], ""),
     TwoLoops: (X, ["a_relu"], ""),
+    WhileLayers: (X, ["a_tanh.0", "a_tanh.1"], ""),
+    LayersOutside: (X, ["b_relu"], ""),
     Reentrant: (X.clone().requires_grad_(), ["parts.0.a_silu", "parts.1.a_silu"], ""),
     ZeroStart: (X, ["a_relu"], ""),
     Unused: (X, ["a_tanh", "b_silu"], ""),
@@ -573,6 +599,8 @@ def test_loops_over_layers_and_steps_take_any_number_of_steps() -> None:
     plain.steps = 7
     plain.load_state_dict(model.state_dict(), strict=False)
     torch.testing.assert_close(model(X), plain(X))
+    whole = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(whole(X), plain(X))
 
 
 def test_steps_of_a_recurrence_share_a_hull_also_if_the_first_follows_another_layer() -> None:

@@ -10,7 +10,6 @@ calls, :mod:`~hullo.surgery.build` makes the hulls, :mod:`~hullo.surgery.edit` p
 
 from hullo.surgery.checkpoint import load_hulls, restore
 from hullo.surgery.fold import fold
-from hullo.surgery.gates import fuse_gates
 from hullo.surgery.parameters import coefficient_dict, coefficient_parameters, parameter_groups
 from hullo.surgery.plot import plot
 from hullo.surgery.replace import replace_activations
@@ -23,7 +22,6 @@ __all__ = [
     "coefficient_dict",
     "coefficient_parameters",
     "fold",
-    "fuse_gates",
     "load_hulls",
     "parameter_groups",
     "plot",

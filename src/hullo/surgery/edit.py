@@ -6,19 +6,16 @@ import ast
 import copy
 import types
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
 from hullo.modules import Hull
-from hullo.surgery.build import Recipe
 from hullo.surgery.observe import Call
-from hullo.surgery.prove import Comparison
 from hullo.surgery.sites import Site, Slot, input_of
-from hullo.surgery.source import Method, call_at, functions_in, loops_around, parse
-from hullo.surgery.state import Snapshot
-from hullo.surgery.write import NewMethod, PerIteration, origin_of, rewrite
+from hullo.surgery.source import Method, call_at, functions_in, parse
+from hullo.surgery.write import NewMethod, origin_of, rewrite
 
 _HOOKS = [name for name in vars(nn.Identity()) if name.startswith(("_forward_", "_backward_", "_is_full_backward"))]
 
@@ -86,64 +83,24 @@ def _new_methods(sites: Sequence[Site]) -> Iterator[tuple[nn.Module, list[NewMet
 def _edit(function: types.FunctionType, calls: Sequence[tuple[Call, Slot]]) -> str:
     """Return the text of a function in which calls go to the hulls at slots."""
     tree = copy.deepcopy(parse(function))
-    counters: dict[ast.AST, str] = {}
+    innermost: dict[str, ast.FunctionDef] = {}  # in which turns are counted, by the name of the list that does
     nodes: list[Any] = [call_at(tree, call.position) for call, _ in calls]  # checked by the planner
     for node, (call, slot) in zip(nodes, calls, strict=True):
         callee = f"{function.__code__.co_varnames[0]}.{slot.name}"
         if slot.key:
-            loops = loops_around(tree, node)
-            for loop in (loop for loop in loops if loop not in counters):
-                counters[loop] = f"iteration_{loop.target.lineno}_{loop.target.col_offset}"
-                loop.target = ast.Tuple([ast.Name(counters[loop], ast.Store()), loop.target], ast.Store())
-                loop.iter = ast.Call(ast.Name("enumerate", ast.Load()), [loop.iter], [])
-            callee += f".at({', '.join(counters[loop] for loop in loops)})"
+            turns = f"turns_of_{slot.name}"
+            callee += f".at({turns})"
+            around = [part for part in ast.walk(tree) if isinstance(part, ast.FunctionDef) and node in ast.walk(part)]
+            innermost[turns] = around[-1]
         x = input_of(node, call.argument)
         for statement in ast.walk(tree):
             if isinstance(statement, ast.Expr) and statement.value is node and isinstance(x, ast.Name):
                 statement.value = ast.NamedExpr(ast.Name(x.id, ast.Store()), node)  # it overwrote its input
         node.args, node.keywords = [x], []
         node.func = ast.parse(callee, mode="eval").body
+    for turns, part in innermost.items():
+        part.body.insert(0, ast.parse(f"{turns} = []").body[0])
     return ast.unparse(tree)
-
-
-def learn_iterations(model: nn.Module, sites: Sequence[Site], comparison: Comparison) -> list[Site]:
-    """Find out which iterations of loops call which hull, by running the model with hulls, and note it.
-
-    Returns:
-        The sites of expressions around which no loop decides.
-    """
-    by_loop: dict[PerIteration, list[Site]] = defaultdict(list)
-    for site in sites:
-        if site.slots and site.slots[0].container is not None:
-            by_loop[site.slots[0].container].append(site)
-    seen: dict[PerIteration, list[tuple[tuple[int, ...], str]]] = {loop: [] for loop in by_loop}
-    before = Snapshot(model)
-    try:
-        if by_loop:
-            swap(model, sites, Recipe().make(model, [site for own in by_loop.values() for site in own]))
-        for loop, own in by_loop.items():
-            keys = {id(call): site.slots[0].key for site in own for call in site.calls}
-            expected = [keys[id(call)] for call in comparison.calls if id(call) in keys]
-            loop.record = _recorder(expected, seen[loop])
-        for mode in comparison.expected if by_loop else ():
-            comparison.run_changed(model, mode, differentiate=False)
-    except RuntimeError:
-        pass  # found again in the proof
-    finally:
-        before.restore()
-        for loop in by_loop:
-            loop.record = None
-    return [site for loop, own in by_loop.items() if not loop.learn(seen[loop]) for site in own]
-
-
-def _recorder(expected: list[str], seen: list[tuple[tuple[int, ...], str]]) -> Callable[[tuple[int, ...]], str]:
-    """Return a function that notes the iterations of a call with the next of the expected hulls."""
-
-    def record(iterations: tuple[int, ...]) -> str:
-        seen.append((iterations, expected.pop(0)))
-        return seen[-1][1]
-
-    return record
 
 
 def _prepare(hull: Hull, site: Site, first: bool) -> None:

@@ -13,7 +13,6 @@ from hullo.modules import Hull
 from hullo.recognition.known import Reading
 from hullo.recognition.probe import read_module
 from hullo.recognition.table import name_of
-from hullo.surgery.edit import learn_iterations
 from hullo.surgery.observe import SCRIPTED
 from hullo.surgery.prove import Comparison
 from hullo.surgery.sites import Planner, Site, Slot, group_calls
@@ -42,18 +41,9 @@ def default_inputs(model: nn.Module) -> Inputs | None:
 
 
 def observed_sites(model: nn.Module, comparison: Comparison) -> list[Site]:
-    """Return the sites of the calls that a run has observed, and what did not run.
-
-    Hulls of a loop are swapped in for a moment, to find out which iterations call which of them.
-    """
-    calls = comparison.calls
-    while True:
-        sites = Planner(model, group_calls(calls)).sites()
-        undecided = learn_iterations(model, sites, comparison)
-        if not undecided:
-            return [*sites, *_idle_modules(model, comparison.ran), *_mentions(model, comparison.seen, NOT_RUN)]
-        for call in (call for site in undecided for call in site.calls):
-            call.together = True
+    """Return the sites of the calls that a run has observed, and what did not run."""
+    sites = Planner(model, group_calls(comparison.calls)).sites()
+    return [*sites, *_idle_modules(model, comparison.ran), *_mentions(model, comparison.seen, NOT_RUN)]
 
 
 def _modules(model: nn.Module, ran: Collection[int] = ()) -> Iterator[Site]:

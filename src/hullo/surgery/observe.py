@@ -52,8 +52,8 @@ class Call:
         made: the shape of what that module has computed.
         run: the mode, and the number of the forward of the owner.
         shape: the shape of the input.
+        invocation: the number of the call of the function that makes the call.
         method: the method that the code belongs to.
-        together: whether all calls by this expression share a hull, also in a loop.
     """
 
     what: str
@@ -69,8 +69,8 @@ class Call:
     made: tuple[int, ...]
     run: tuple[str, int]
     shape: tuple[int, ...]
+    invocation: int
     method: Method | None
-    together: bool = False
 
     @property
     def spot(self) -> tuple[Any, ...]:
@@ -139,6 +139,7 @@ class Observer(TorchFunctionMode):
         self._last: nn.Module | None = None  # with weights
         self._made: tuple[int, ...] = ()  # the shape of its output
         self._helper: tuple[types.FrameType, Reading | None] | None = None  # the last one that ran
+        self._invocations: dict[types.CodeType, tuple[types.FrameType, int]] = {}  # the last of each function
 
     def __enter__(self) -> Observer:
         with contextlib.ExitStack() as stack:
@@ -153,6 +154,7 @@ class Observer(TorchFunctionMode):
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._stack.close()
         self._helper = None
+        self._invocations.clear()
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         self._forwards += 1
@@ -272,11 +274,22 @@ class Observer(TorchFunctionMode):
                     made=self._made,
                     run=(self._mode, self._forward_of(owner)),
                     shape=() if x is None else tuple(x.shape),
+                    invocation=0 if found is None else self._invocation_of(found.frame),
                     method=None if owner is None or code is None else method_of(type(owner), code),
                 )
             )
         finally:
             self._inside -= 1
+
+    def _invocation_of(self, frame: types.FrameType) -> int:
+        """Return the number of the call of a function in whose frame, or a lambda or comprehension in it, is called."""
+        while frame.f_code.co_name.startswith("<") and frame.f_back is not None:
+            frame = frame.f_back
+        last, number = self._invocations.get(frame.f_code, (None, -1))
+        if last is not frame:
+            number += 1
+            self._invocations[frame.f_code] = frame, number
+        return number
 
     def _forward_of(self, owner: nn.Module | None) -> int:
         """Return the number of the running forward of a module; 0 for methods that are called by themselves."""

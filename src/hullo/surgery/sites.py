@@ -19,7 +19,7 @@ from hullo.modules import Hull
 from hullo.recognition.known import Known, Reading
 from hullo.surgery.observe import Call
 from hullo.surgery.source import call_at, parse
-from hullo.surgery.write import PerIteration, why_not_rewritten
+from hullo.surgery.write import PerTurn, why_not_rewritten
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _ONE_MODE = "training and evaluation mode call other activations here, and which of them answer each other is not clear"
@@ -61,7 +61,7 @@ class Slot:
     parent: nn.Module
     name: str
     key: str = ""
-    container: PerIteration | None = None
+    container: PerTurn | None = None
 
     def put(self, module: nn.Module) -> None:
         """Store a module here."""
@@ -84,23 +84,22 @@ def group_calls(calls: Sequence[Call]) -> list[Group]:
     by_spot: dict[Hashable, Group] = defaultdict(list)
     for call in calls:
         by_spot[call.spot].append(call)
-    groups: list[Group] = []
-    for same in by_spot.values():
-        by_turn: dict[Hashable, Group] = defaultdict(list)
-        is_split = _is_split(same)
-        for call in same:
-            by_turn[() if call.together else (call.last if is_split else None, call.reading.known)].append(call)
-        groups += by_turn.values()
     order = {id(call): n for n, call in enumerate(calls)}
+    groups = [group for same in by_spot.values() for group in _by_turn(same)]
     return _join_modes(sorted(groups, key=lambda group: order[id(group[0])]))
 
 
-def _is_split(calls: Group) -> bool:
-    """Return whether an expression runs in a loop over different submodules, each equally often."""
-    runs: dict[Hashable, list[nn.Module | None]] = defaultdict(list)
-    for call in calls:
-        runs[call.run].append(call.last)
-    return any(len(set(lasts)) > 1 and len(set(Counter(lasts).values())) == 1 for lasts in runs.values())
+def _by_turn(calls: Group) -> list[Group]:
+    """Return the calls by one expression that share a hull: those after the same submodule, if these take turns."""
+    for keys in ([(call.last, call.reading.known) for call in calls], [call.reading.known for call in calls]):
+        groups: dict[Hashable, Group] = defaultdict(list)
+        turns: dict[Hashable, list[int]] = defaultdict(list)
+        for key, call in zip(keys, calls, strict=True):
+            groups[key].append(call)
+            turns[call.run, call.invocation].append(list(groups).index(key))
+        if all(turn == n % len(groups) for numbers in turns.values() for n, turn in enumerate(numbers)):
+            return list(groups.values())
+    return [calls]
 
 
 def _join_modes(groups: list[Group]) -> list[Group]:
@@ -148,7 +147,7 @@ class Planner:
                 self.of_module[callee].append(group)
             for spot in dict.fromkeys(call.spot for call in group):
                 self.of_spot[spot].append(group)
-        self.containers: dict[Hashable, tuple[nn.Module, str, PerIteration]] = {}
+        self.containers: dict[Hashable, tuple[nn.Module, str, PerTurn]] = {}
         self.new_names: set[tuple[int, str]] = set()
 
     def sites(self) -> list[Site]:
@@ -200,7 +199,9 @@ class Planner:
             if call.spot not in self.containers:
                 keeps = bool(own) and len(self.of_module[id(module)]) == len(in_loop)
                 name = own[0] if keeps else self._new_name(owner, own[0] if own else _stem(call))
-                self.containers[call.spot] = owner, name, PerIteration()
+                turns = Counter((item.spot, item.run, item.invocation) for other in in_loop for item in other)
+                repeats = max(turns.values()) > len(in_loop)
+                self.containers[call.spot] = owner, name, PerTurn(repeats)
             owner, name, container = self.containers[call.spot]
             return [Slot(owner, name, str(index), container)], firsts
         if reused := self._reused(group):

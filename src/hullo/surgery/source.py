@@ -113,27 +113,6 @@ def call_at(tree: ast.AST, at: Position) -> ast.Call | None:
     return next((node for node in ast.walk(tree) if isinstance(node, ast.Call) and position(node) == at), None)
 
 
-_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-
-
-def loops_around(tree: ast.AST, node: ast.AST) -> list[ast.For | ast.comprehension]:
-    """Return the for loops around a node of a tree, outermost first."""
-    found: list[ast.For | ast.comprehension] = []
-    body: list[ast.AST]
-    targets: list[Any]
-    for loop in ast.walk(tree):
-        if isinstance(loop, ast.For):
-            body, targets = [*loop.body], [loop]
-        elif isinstance(loop, _COMPREHENSIONS):
-            body = [part for part in ast.iter_child_nodes(loop) if not isinstance(part, ast.comprehension)]
-            targets = loop.generators
-        else:
-            continue
-        if any(item is node for part in body for item in ast.walk(part)):
-            found += targets
-    return found
-
-
 def _calls(function: types.FunctionType) -> Iterator[tuple[str, bool, ast.Call]]:
     """Yield the name of each callee in the source of a function, whether it is an attribute of self, and the call."""
     try:

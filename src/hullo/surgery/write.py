@@ -15,7 +15,7 @@ import linecache
 import types
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -123,40 +123,23 @@ def why_not_rewritten(cls: type, method: Method) -> str:
     return ""
 
 
-class PerIteration(nn.ModuleDict):
-    """Hold the hulls that a call in loops goes to.
+class PerTurn(nn.ModuleDict):
+    """Hold the hulls that one expression in a loop calls in turn; `repeats` is whether the first follows the last."""
 
-    `loops` are those of the loops around the call that decide, and `names` the hulls for their iterations. While a
-    model runs to find these out, `record` is told the iterations of each call, and names its hull.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, repeats: bool) -> None:
         super().__init__()
-        self.loops: list[int] = []
-        self.names: dict[tuple[int, ...], str] = {}
-        self.record: Callable[[tuple[int, ...]], str] | None = None
+        self.repeats = repeats
 
-    def learn(self, seen: Sequence[tuple[tuple[int, ...], str]]) -> bool:
-        """Choose the loops that decide which hull was called in which iterations; return whether there are any."""
-        depth = len(seen[0][0]) if seen else 0
-        for self.loops in [*([n] for n in reversed(range(depth))), list(range(depth))]:
-            names = {(tuple(iterations[n] for n in self.loops), name) for iterations, name in seen}
-            self.names = dict(names)
-            if self.loops and len(self.names) == len(names):
-                return True
-        return False
-
-    def at(self, *iterations: int) -> nn.Module:
-        """Return the hull for an iteration of each loop around the call."""
-        if self.record is not None:
-            return self[self.record(iterations)]
-        key = tuple(iterations[n] for n in self.loops)
-        if key not in self.names:
-            raise KeyError(
-                f"iteration {', '.join(map(str, key))} of a loop that had {len(self.names)} iterations when "
-                "activations were replaced; set the number of iterations first, then replace the activations"
+    def at(self, turns: list[None]) -> nn.Module:
+        """Return the hull of the next turn, after those that `turns` counts."""
+        turn = len(turns)
+        turns.append(None)
+        if turn >= len(self) and not self.repeats:
+            raise IndexError(
+                f"turn {turn} of a loop that had {len(self)} turns when activations were replaced; set the number of "
+                "turns first, then replace the activations"
             )
-        return self[self.names[key]]
+        return self[str(turn % len(self))]
 
 
 class _Unregistered:
