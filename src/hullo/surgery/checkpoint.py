@@ -53,38 +53,47 @@ def restore(model: nn.Module, state_dict: Mapping[str, Any], *, example_inputs: 
         >>> model.load_state_dict(saved)
         <All keys matched successfully>
     """
-    present = {name.removesuffix(".hull"): hull for name, hull in named_hulls("restore", model).items()}
+    named_hulls("restore", model)
     hulls = load_hulls(state_dict)
     if not hulls:
         raise ValueError(
             f"the state_dict has no hulls: none of its {len(state_dict)} names ends like "
             "raw_recentred__identity__relu; give that of a model after replace_activations"
         )
+    modules = dict(model.named_modules(remove_duplicate=False))
+    missing = {name: hull for name, hull in hulls.items() if not isinstance(modules.get(name), Hull)}
     with Snapshot(model):
-        sites, names = _find(model, list(hulls), list(present), example_inputs)
-        by_name, modules = {site.name: site for site in sites if not site.reason}, dict(model.named_modules())
-        missing = {names[name]: hull for name, hull in hulls.items() if names[name] not in present}
-        for name, hull in missing.items():
-            like = nearby_tensor(modules, name)
-            hull.to(like.device, like.dtype)
-            _start_as(hull, by_name[name])
-        swap(model, sites, missing)
-        for name, hull in hulls.items():
-            if names[name] in present:
-                present[names[name]].load_state_dict(hull.state_dict())
+        sites, inputs = module_sites(model), example_inputs
+        matched = _match(missing, _by_name(model, sites))
+        if None in matched.values():
+            inputs = default_inputs(model) if inputs is None else inputs
+        if None in matched.values() and inputs is not None:
+            sites = observed_sites(model, Comparison(model, inputs, observe=True))
+            matched = _match(missing, _by_name(model, sites))
+        for name, site in matched.items():
+            if site is None:
+                listed = ", ".join(map(repr, itertools.islice(_by_name(model, sites), 8))) or "none"
+                hint = "" if inputs is not None else "; if it belongs to a call of a function, give example_inputs"
+                raise ValueError(
+                    f"the state_dict has a hull at {name!r}, where the model has no activation; it has {listed}{hint}"
+                )
+            like = nearby_tensor(modules, site.name)
+            missing[name].to(like.device, like.dtype)
+            _start_as(missing[name], site)
+        swap(model, sites, {site.name: missing[name] for name, site in matched.items() if site is not None})
+        for name in hulls.keys() - missing.keys():
+            modules[name].load_state_dict(hulls[name].state_dict())
     return model
 
 
-def load_hulls(state_dict: Mapping[str, Any], *, trainable: bool = True) -> dict[str, Hull]:
+def load_hulls(state_dict: Mapping[str, Any]) -> dict[str, Hull]:
     """Return the hulls of a state_dict by name, to use the learned functions in another model.
 
     ``replace_activations(model, hull=lambda site: hulls[site.name])`` puts them into a model of the same architecture;
-    hulls that were shared are shared again. For another architecture, use copies of them. The hull of a
-    :class:`hullo.GatedHull` has the name of the latter, as before :func:`hullo.fuse_gates`.
+    hulls that were shared are shared again. For another architecture, use copies of them.
 
     Args:
         state_dict: that of a model with hulls, or of a single hull.
-        trainable: whether the coefficients require gradients.
 
     Example:
         >>> import hullo
@@ -102,38 +111,40 @@ def load_hulls(state_dict: Mapping[str, Any], *, trainable: bool = True) -> dict
             hull = shared[memory] = _make_hull(tensors)
             hull.load_state_dict(tensors)
             hull.init = hull.coefficients.double().cpu()
-            hull.requires_grad_(trainable)
-        hulls[name.removesuffix(".hull")] = hull
+        hulls[name] = hull
     return hulls
 
 
-def _find(
-    model: nn.Module, saved: list[str], present: list[str], example_inputs: Inputs | None
-) -> tuple[list[Site], dict[str, str]]:
-    """Return the sites of a model, and the name of the site of each saved hull; run the model only if it has to be."""
-    sites = module_sites(model)
-    try:
-        return sites, _match_names(saved, _aliases(model, sites, present))
-    except ValueError as error:
-        inputs = default_inputs(model) if example_inputs is None else example_inputs
-        if inputs is None:
-            raise ValueError(f"{error}; if it belongs to a call of a function, give example_inputs") from None
-    sites = observed_sites(model, Comparison(model, inputs, observe=True))
-    return sites, _match_names(saved, _aliases(model, sites, present))
-
-
-def _aliases(model: nn.Module, sites: Iterable[Site], present: Iterable[str]) -> dict[str, str]:
-    """Return the names of sites by all names that a module there has, also of hulls."""
+def _by_name(model: nn.Module, sites: Iterable[Site]) -> dict[str, Site]:
+    """Return the sites that a hull can replace, by all names that a module there has."""
     paths: dict[int, list[str]] = defaultdict(list)
     for name, module in model.named_modules(remove_duplicate=False):
         paths[id(module)].append(name)
-    found = {name: name for name in present}
-    for site in (site for site in sites if not site.reason):
-        found[site.name] = site.name
-        for slot in site.slots:
-            parts = [part for part in (slot.name, slot.key) if part]
-            found |= {".".join([*filter(None, [path]), *parts]): site.name for path in paths[id(slot.parent)]}
-    return found
+    return {
+        ".".join(part for part in (path, slot.name, slot.key) if part): site
+        for site in sites
+        if not site.reason
+        for slot in site.slots
+        for path in paths[id(slot.parent)]
+    }
+
+
+def _match(names: Iterable[str], sites: Mapping[str, Site]) -> dict[str, Site | None]:
+    """Return the site of each name: the one there, or the only other one with the same numbers and last part.
+
+    Libraries rename parts of a model when they save it, and wrappers add a prefix.
+    """
+    matched: dict[str, Site | None] = {}
+    for name in names:
+        alike = {site for other, site in sites.items() if _key(other) == _key(name)} - set(matched.values())
+        matched[name] = sites.get(name, alike.pop() if len(alike) == 1 else None)
+    return matched
+
+
+def _key(name: str) -> list[str]:
+    """Return the numbers in a name and its last part."""
+    *parts, last = name.split(".")
+    return [*filter(str.isdigit, parts), last]
 
 
 def _saved_hulls(state_dict: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
@@ -150,30 +161,6 @@ def _saved_hulls(state_dict: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
             scales = state_dict.get(f"{name}.{_SCALES}" if name else _SCALES)
             hulls[name] = {raw_name: tensor} if scales is None else {raw_name: tensor, _SCALES: scales}
     return hulls
-
-
-def _match_names(saved: list[str], aliases: Mapping[str, str]) -> dict[str, str]:
-    """Return the site of each saved hull: the one with that name, or the only one with the same numbers and last part.
-
-    Libraries rename parts of a model when they save it, and wrappers add a prefix.
-    """
-    matched: dict[str, str] = {}
-    for name in saved:
-        alike = {site for alias, site in aliases.items() if _key(alias) == _key(name)} - set(matched.values())
-        target = aliases.get(name, alike.pop() if len(alike) == 1 else None)
-        if target is None:
-            listed = ", ".join(map(repr, itertools.islice(aliases, 8))) or "none"
-            raise ValueError(
-                f"the state_dict has a hull at {name!r}, where the model has no activation; it has {listed}"
-            )
-        matched[name] = target
-    return matched
-
-
-def _key(name: str) -> list[str]:
-    """Return the numbers in a name and its last part."""
-    *parts, last = name.split(".")
-    return [*filter(str.isdigit, parts), last]
 
 
 def _make_hull(tensors: Mapping[str, Tensor]) -> Hull:
