@@ -63,7 +63,6 @@ class ActivationRow(Environment):
     bandwidth_gb_s: float | None = None
     floor_ms: float | None = None
     held_bytes: int | None = None
-    kernels: int | None = None
 
     @property
     def case(self) -> Case:
@@ -138,28 +137,14 @@ def groups(rows: Sequence[ActivationRow]) -> Lines:
             yield [shape, str(case.groups), case.layout, LABELS[name], *map(number, cells)]
 
 
-def graph(rows: Sequence[ActivationRow]) -> Lines:
-    """Show small inputs inside a CUDA graph: microseconds, multiples of GELU, kernels."""
-    results = Results(rows, "graph")
-    yield ["input", "", "forward, µs", "/ GELU", "backward, µs", "/ GELU", "kernels"]
-    for case in results.cases:
-        for name in results.activations:
-            kernels = [results.rows[case, name, direction].kernels for direction in ("forward", "backward")]
-            yield [str(case), LABELS[name], *_microseconds(results, case, name), " + ".join(map(str, kernels))]
-
-
 def overhead(rows: Sequence[ActivationRow]) -> Lines:
     """Show the overhead of Python per call: microseconds, multiples of GELU."""
     results = Results(rows, "overhead")
     yield ["", "forward, µs", "/ GELU", "backward, µs", "/ GELU"]
     for case in results.cases:
         for name in results.activations:
-            yield [LABELS[name], *_microseconds(results, case, name)]
-
-
-def _microseconds(results: Results, case: Case, name: str) -> list[str]:
-    return [
-        number(value)
-        for direction in ("forward", "backward")
-        for value in (1e3 * results.get("median_ms", case, name, direction), results.gelus(case, name, direction))
-    ]
+            figures = [
+                (1e3 * results.get("median_ms", case, name, direction), results.gelus(case, name, direction))
+                for direction in ("forward", "backward")
+            ]
+            yield [LABELS[name], *(number(figure) for pair in figures for figure in pair)]

@@ -2,7 +2,7 @@
 
     python benchmarks/activations.py                                     # the defaults of this device
     python benchmarks/activations.py --sizes 2^28 256x64x56x56/64 --dtypes float32 bfloat16 --csv rows.csv
-    python benchmarks/activations.py --kinds graph overhead --sizes 2^18
+    python benchmarks/activations.py --kinds overhead
 
 Every figure is read against two others of the same run: GELU's time, and the bandwidth floor, the time that the fewest
 bytes that must move (forward: x read, y written; backward: x and dy read, dx written) take at the speed of a copy.
@@ -17,17 +17,17 @@ from functools import partial
 from typing import Any
 
 import torch
-from activation_rows import LABELS, ActivationRow, Case, cost, graph, groups, overhead
-from harness import Harness, Step, Timing, capture_steps, take_turns, wall_laps
-from row_tables import format_table
+from activation_rows import LABELS, ActivationRow, Case, cost, groups, overhead
+from harness import Harness, Step, Timing, take_turns, wall_laps
 from torch import Tensor, nn
 
+from hullo.lab.analysis.tables.markdown import grid
 from hullo.modules import AffineHull
 
 THREE = ("identity", "relu", "tanh")
 SIX = (*THREE, "hardtanh", "unit_gelu", "unit_silu")
-KINDS = ("eager", "graph", "overhead")
-SIZES = {"cpu": ("2^24", "2^18"), "cuda": ("2^28", "2^18", "256x64x56x56/64", "32x1920x32x32/60")}
+KINDS = ("eager", "overhead")
+SIZES = {"cpu": ("2^24", "2^18"), "cuda": ("2^28", "256x64x56x56/64", "32x1920x32x32/60")}
 DTYPES = {"cpu": ("float32",), "cuda": ("float32", "bfloat16", "float16")}
 INPUTS = 128
 """The largest number of inputs to cycle through, so that no input is in the cache."""
@@ -149,15 +149,15 @@ class Bench(Harness):
         options = self.start(arguments)
         self.names, kind = options.activations, self.device.type
         cases = make_cases(options.sizes or SIZES[kind], options.dtypes or DTYPES[kind])
-        kinds = [name for name in options.kinds if name != "graph" or kind == "cuda"]
-        for name in kinds:
+        for name in options.kinds:
             for case in [TINY] if name == "overhead" else cases:
                 with self.report_failure(f"{name}, {case}"):
                     getattr(self, name)(case)
         rows = [ActivationRow(**vars(self.environment), **row) for row in self.rows]
-        for table in (cost, groups, graph, overhead):
-            if len(lines := list(table(rows))) > 1:
-                print("", format_table(lines), sep="\n")
+        for table in (cost, groups, overhead):
+            head, *lines = table(rows)
+            if lines:
+                print("", grid(head, lines), sep="\n")
 
     def eager(self, case: Case) -> None:
         """Measure eager calls, and a large copy between them, whose bandwidth gives the floor."""
@@ -176,21 +176,6 @@ class Bench(Harness):
         bandwidth = 2 * source.nbytes / Timing.of([seconds for (seconds,) in laps.pop("copy")]).median
         for name, taken in laps.items():
             self._add("eager", case, name, taken, bandwidth=bandwidth, held=held[name])
-
-    def graph(self, case: Case) -> None:
-        """Measure the replay of both passes, each in a CUDA graph, and count their kernels."""
-        inputs = self._draw(case, 1)
-        steps = {name: passes(module, inputs) for name, module in self._modules(case, inputs).items()}
-        kernels = {name: [count_kernels(*pair[:1]), count_kernels(*pair)] for name, pair in steps.items()}
-        replays = {name: capture_steps(self.device, *pair) for name, pair in steps.items()}
-        laps = take_turns(
-            {name: lambda _, pair=pair: self.clock.laps(*pair) for name, pair in replays.items()}, self.rounds
-        )
-        for name, taken in laps.items():
-            forward, both = kernels[name]
-            self._add(
-                "graph", case, name, taken, kernels={"forward": forward, "backward": both - forward, "both": both}
-            )
 
     def overhead(self, case: Case) -> None:
         """Measure the Python overhead: the wall-clock time of calls on tiny inputs."""
@@ -228,7 +213,7 @@ class Bench(Harness):
 
     def _add(self, kind: str, case: Case, name: str, laps: Sequence[Laps], **more: Any) -> None:
         forward, backward = zip(*laps, strict=True)
-        bandwidth, kernels = more.get("bandwidth"), more.get("kernels")
+        bandwidth = more.get("bandwidth")
         for direction, seconds in (("forward", forward), ("backward", backward), ("both", list(map(sum, laps)))):
             moved = MOVED[direction] * case.input_bytes
             self.add(
@@ -245,20 +230,7 @@ class Bench(Harness):
                 bandwidth_gb_s=bandwidth / 1e9 if bandwidth else None,
                 floor_ms=1e3 * moved / bandwidth if bandwidth else None,
                 held_bytes=more.get("held"),
-                kernels=kernels[direction] if kernels else None,
             )
-
-
-def count_kernels(*steps: Step) -> int:
-    """Return the number of kernels that steps launch on a GPU."""
-    activities = [torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
-        for step in steps:
-            step()
-        torch.cuda.synchronize()
-    return sum(
-        event.count for event in profile.key_averages() if not event.key.startswith(("Memcpy", "cuda", "Memset"))
-    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -4,8 +4,8 @@
     python tools/blocks.py --check   check that they are up to date
 
 A block stands between `<!-- block:table columns -->` and `<!-- /block -->`. Its first word is a key of PARTS, followed
-by folders of results, whose records alone count; or a key of TABLES in benchmarks/row_tables.py, followed by the name
-of a file in benchmarks/results; or a key of FILES, followed by a file in results. Parts about the columns of the
+by folders of results, whose records alone count; or a key of TABLES, followed by the name of a file in
+benchmarks/results; or a key of FILES, followed by a file in results. Parts about the columns of the
 paper's table take, of each column, the longest runs that have enough seeds.
 """
 
@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 from pages.ablation import study_tables, study_test_tables
 from pages.claims import claims_tables, power_table, readings_table, slips_list, summary_list
@@ -35,11 +36,13 @@ from pages.studies import answers_part, changes_part, study_part
 
 from hullo.lab.analysis.experiments import Experiment, experiments
 from hullo.lab.analysis.sources import longest_of_columns, read_records
-from hullo.lab.analysis.tables.markdown import detailed_tables, overview_table
+from hullo.lab.analysis.tables.markdown import detailed_tables, grid, overview_table
 from hullo.lab.spec.records import Record
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-from row_tables import TABLES, make_table
+import activation_rows
+import peer_rows
+from rows import read_rows
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("*.md", "docs/**/*.md", "benchmarks/*.md")
@@ -100,8 +103,17 @@ FILES: dict[str, Callable[[Path], str]] = {
     "finding": lambda path: f"> {path.read_text().splitlines()[-1]}",
 }
 """Blocks that are made from one file of results: runs of a study, swapped models, and what a command wrote."""
-OPTIONAL = {"imagewoof", "controls"}
-"""Parts that are empty if there is nothing to say."""
+
+read_activations = partial(read_rows, kind=activation_rows.ActivationRow)
+TABLES: dict[str, tuple[Callable[[Path], Sequence[Any]], Callable[[Sequence[Any]], Iterator[Sequence[str]]]]] = {
+    "bench-cost": (read_activations, activation_rows.cost),
+    "bench-groups": (read_activations, activation_rows.groups),
+    "bench-overhead": (read_activations, activation_rows.overhead),
+    "peers": (peer_rows.read_measured, peer_rows.peers),
+    "peers-factors": (peer_rows.read_measured, peer_rows.factors),
+    "peers-brief": (peer_rows.read_measured, peer_rows.brief),
+}
+"""Tables of measurements: functions that read a file and that make a table of its rows."""
 
 
 def _files(folders: Sequence[Path], name: str) -> list[Path]:
@@ -114,11 +126,18 @@ def _read(files: tuple[Path, ...], _: tuple[float, ...]) -> list[Record]:
 
 
 def make_part(name: str, folders: Sequence[Path]) -> str:
-    """Return a part made from the records in folders; an optional part may be empty."""
+    """Return a part made from the records in folders."""
     files = _files(folders, "records.jsonl")
     records = _read(tuple(files), tuple(path.stat().st_mtime for path in files))
-    text = PARTS[name](records, folders) if records else ""
-    return text or ("" if name in OPTIONAL else NOTHING)
+    return (PARTS[name](records, folders) if records else "") or NOTHING
+
+
+def make_table(name: str, path: Path) -> str:
+    """Return a table of the rows in a file, and the environments that they were measured in."""
+    read, table = TABLES[name]
+    rows = read(path)
+    head, *lines = table(rows)
+    return f"{grid(head, lines)}\n\n<sub>{'<br>'.join(dict.fromkeys(map(str, rows)))}</sub>"
 
 
 def with_blocks(text: str, root: Path) -> str:
@@ -131,14 +150,14 @@ def with_blocks(text: str, root: Path) -> str:
             known = ", ".join([*PARTS, *TABLES, *FILES])
             raise ValueError(f"{start.strip()}: unknown block {name!r}; available: {known}")
         if not sources:
-            raise ValueError(f"{start.strip()}: name its folder of results or its file of rows, too")
+            raise ValueError(f"{start.strip()}: name its folder or file of results, too")
         if name in TABLES:
             made = make_table(name, root / "benchmarks" / "results" / f"{sources[0]}.csv")
         elif name in FILES:
             made = FILES[name](root / "results" / sources[0])
         else:
             made = make_part(name, [root / "results" / folder for folder in sources])
-        return f"{start}{made}\n{end}" if made else f"{start}{end}"
+        return f"{start}{made}\n{end}"
 
     if not len(MARKED.findall(text)) == text.count("<!-- block:") == text.count("<!-- /block"):
         raise ValueError("each block needs <!-- block:table columns --> and <!-- /block -->, spelled like that")

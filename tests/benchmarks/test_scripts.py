@@ -14,10 +14,8 @@ from harness import Harness, Timing, ratios, take_turns  # noqa: E402
 
 SCRIPTS = {
     "activations": ("--sizes", "64", "--activations", "relu", "hullo", "--kinds", "overhead"),
-    "fold": (),
     "gated": (),
     "network_step": ("resnet56", "gpt2", "nanogpt", "siren"),
-    "plain_epoch": (),
 }
 
 

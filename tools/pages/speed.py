@@ -57,7 +57,7 @@ def paces(records: Iterable[Record]) -> list[Pace]:
 
 
 def read_plain(paths: Iterable[Path]) -> dict[tuple[Column, int], float]:
-    """Return seconds per epoch of one network alone, by column and batch, that `benchmarks/plain_epoch.py` measured."""
+    """Return seconds per epoch of one network alone, as it was measured, by column and batch."""
     rows = [row for path in paths for row in csv.DictReader(path.read_text().splitlines())]
     return {(parse_column(row["column"]), int(row["batch"])): float(row["epoch_s"]) for row in rows}
 
