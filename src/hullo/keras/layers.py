@@ -29,7 +29,7 @@ class Hull(keras.layers.Layer):  # type: ignore[misc]
     def __init__(
         self,
         bases: Iterable[str | Base],
-        *more: object,
+        *,
         init: Any = None,
         groups: int = 1,
         axis: int = -1,
@@ -39,11 +39,6 @@ class Hull(keras.layers.Layer):  # type: ignore[misc]
         **layer: Any,
     ) -> None:
         super().__init__(**layer)
-        if more or isinstance(bases, str) or not isinstance(bases, Iterable):
-            given = (bases, *more) if more else bases
-            raise TypeError(f"bases={given!r}: give a list, as in bases=['identity', 'relu', 'tanh']")
-        if type(axis) is not int:
-            raise ValueError(f"axis={axis!r}: give the index of the axis that holds the channels")
         if not (isinstance(lr_scale, (int, float)) and 0 < lr_scale < float("inf")):
             raise ValueError(f"lr_scale={lr_scale!r}: give a positive number; trainable=False freezes the coefficients")
         choices = self.torch_class.coefficient_set.choices
@@ -59,7 +54,7 @@ class Hull(keras.layers.Layer):  # type: ignore[misc]
         # The same hull in PyTorch checks the arguments and maps coefficients to raw parameters.
         self._make_torch_hull = functools.partial(
             self.torch_class,
-            *bases,
+            bases,
             groups=groups,
             channel_dim=axis,
             parametrization=parametrization,
@@ -86,7 +81,6 @@ class Hull(keras.layers.Layer):  # type: ignore[misc]
         if -len(input_shape) <= self.axis < len(input_shape) and input_shape[self.axis] is None:
             raise ValueError(f"x of shape {input_shape} has no fixed number of channels; {self.groups} groups need one")
         check_groups(input_shape, self.groups, self.axis)
-        self.input_spec = keras.layers.InputSpec(axes={self.axis: input_shape[self.axis]})
 
     def call(self, x: Array) -> Array:
         dtype = keras.backend.standardize_dtype(x.dtype) if ops.is_tensor(x) else type(x).__name__
@@ -128,9 +122,8 @@ class Hull(keras.layers.Layer):  # type: ignore[misc]
         return transform(get_parametrization(self.parametrization), ops.cast(raw, dtype) * self.lr_scale)
 
     def get_config(self) -> dict[str, Any]:
-        own = {
-            name: getattr(self, name) for name in ("init", "groups", "axis", "parametrization", "strict", "lr_scale")
-        }
+        names = ("init", "groups", "axis", "parametrization", "strict", "lr_scale")
+        own = {name: getattr(self, name) for name in names}
         if not self._is_counted:
             # Loading restores an object that several layers share if its configuration has a number. Keras writes that
             # only from the second time on, and an activation that is used twice would get it once.
@@ -173,9 +166,7 @@ def to_numpy(tensor: Array) -> Any:
 
 def _to_lists(value: Any) -> Any:
     """Return an array of any kind as lists, which a configuration can hold; return other values unchanged."""
-    if hasattr(value, "__array__") and not isinstance(value, torch.Tensor):
-        value = np.asarray(value)
-    return value.tolist() if hasattr(value, "tolist") else value
+    return to_numpy(value).tolist() if hasattr(value, "__array__") else value
 
 
 def _raw(torch_hull: modules.Hull) -> Any:

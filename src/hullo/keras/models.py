@@ -72,12 +72,9 @@ def replace_activations(
 
     result = _clone(model, make_hull)
     if not made:
-        hulls = sum(1 for _ in named_hulls(model))
-        if hulls:
-            raise ValueError(f"the model has {hulls} hulls already, and no other activation that can be replaced")
         raise ValueError(
-            "no activation of the model can be replaced; it needs layers with one, such as Dense or ReLU, outside of "
-            "recurrent layers, Bidirectional and layers of your own"
+            "no activation of the model can be replaced; it needs layers with one that is not a hull yet, such as "
+            "Dense or ReLU, outside of recurrent layers, Bidirectional and layers of your own"
         )
     return result
 
@@ -108,7 +105,10 @@ def fold(model: keras.Model) -> keras.Model:
         answers = {*identified} if isinstance(identified, list) else {identified}  # one per group
         return _native(answers.pop(), function.dtype_policy) if len(answers) == 1 else None
 
-    return _clone(model, make_constant, trainable_hulls=False)
+    result = _clone(model, make_constant)
+    for _, layer in named_hulls(result):
+        layer.trainable = False
+    return result
 
 
 def summary(model: keras.Model) -> str:
@@ -125,10 +125,9 @@ def summary(model: keras.Model) -> str:
     rows = []
     for where, layer in named_hulls(model):
         columns = zip(*map(without_rounding, np.atleast_2d(to_numpy(layer.coefficients)).tolist()), strict=True)
-        shown = [f"{min(c):.3g}" if min(c) == max(c) else f"{min(c):.3g}..{max(c):.3g}" for c in columns]
-        rows.append((where, layer.spelling, " ".join(shown)))
-    first, second = (max((len(row[n]) for row in rows), default=0) for n in range(2))
-    return "\n".join(f"{where:{first}}  {spelling:{second}}  {shown}" for where, spelling, shown in rows)
+        shown = (f"{min(c):.3g}" if min(c) == max(c) else f"{min(c):.3g}..{max(c):.3g}" for c in columns)
+        rows.append(f"{where}  {layer.spelling}  {' '.join(shown)}")
+    return "\n".join(rows)
 
 
 def _check(model: Any) -> None:
@@ -155,7 +154,7 @@ def _has_graph(layer: Any) -> bool:
     return isinstance(layer, keras.Sequential) or (isinstance(layer, keras.Model) and hasattr(layer, "operations"))
 
 
-def _clone(model: keras.Model, change: Callable[[Any, Any], Any], trainable_hulls: bool = True) -> keras.Model:
+def _clone(model: keras.Model, change: Callable[[Any, Any], Any]) -> keras.Model:
     """Copy a model; `change(function, layer)` returns the new activation, or None to keep the function."""
     copies: dict[int, Any] = {}
     pairs: list[tuple[Any, Any, Any, Any]] = []  # a layer, its copy, and the part of each that is copied separately
@@ -184,21 +183,12 @@ def _clone(model: keras.Model, change: Callable[[Any, Any], Any], trainable_hull
         elif (replaced := change(layer, layer)) is not None:
             return _as_layer(replaced, layer)
         else:
-            old, new = clone_activation(layer) if "activation" in config else (None, None)
+            if "activation" in config and not isinstance(layer, keras.layers.RNN):
+                old = layer.activation
+                new = change(old, layer) or (clone(old) if isinstance(old, Hull) else None)
             result = type(layer).from_config(config if new is None else config | {"activation": new})
-        for part in result._flatten_layers():
-            if isinstance(part, Hull) and not trainable_hulls:
-                part.trainable = False
-        pairs.append((layer, result, old, new))
+        pairs.append((layer, result, None if new is None else old, new))
         return result
-
-    def clone_activation(layer: Any) -> tuple[Any, Any]:
-        if isinstance(layer, keras.layers.RNN):
-            return None, None
-        new = change(layer.activation, layer)
-        if new is None and isinstance(layer.activation, Hull):
-            new = clone(layer.activation)
-        return (None, None) if new is None else (layer.activation, new)
 
     result = clone(model)
     for before, after, old, new in pairs:
