@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import subprocess
 import sys
 from pathlib import Path
@@ -92,20 +91,6 @@ def test_bases_with_zero_coefficient_are_removed() -> None:
     assert isinstance(folded, fx.GraphModule)
     assert not any(node.target in (torch.relu, F.relu) for node in folded.graph.nodes)
     assert list(folded.parameters()) == []
-
-
-def test_leaky_relu_per_channel_becomes_prelu() -> None:
-    slopes = torch.tensor([0.0, 0.25, 1.0, -0.5])
-    hull = hullo.AffineHull("identity", "relu", groups=4, init=torch.stack([slopes, 1 - slopes], dim=1))
-    model, x = nn.Sequential(nn.Conv1d(3, 4, 1), hull), torch.randn(2, 3, 5)
-    folded = hullo.fold(model, example_inputs=x)
-    assert isinstance(folded[1], nn.PReLU)
-    torch.testing.assert_close(folded[1].weight, slopes)
-    torch.testing.assert_close(folded(x), model(x))
-    wide = nn.Sequential(nn.Conv1d(3, 8, 1), copy.deepcopy(hull))
-    for unsure in (hullo.fold(wide, example_inputs=x), hullo.fold(wide)):
-        assert isinstance(unsure[1], fx.GraphModule)
-        torch.testing.assert_close(unsure(x), wide(x))
 
 
 def test_model_is_unchanged_and_hooks_are_kept() -> None:
@@ -214,14 +199,6 @@ def test_folded_model_does_not_claim_to_be_compared() -> None:
     hullo.replace_activations(model, example_inputs=torch.randn(2, 4))
     assert hullo.summary(model).compared
     assert not hullo.summary(hullo.fold(model)).compared
-
-
-def test_channels_in_the_last_dimension_do_not_become_prelu() -> None:
-    hull = hullo.AffineHull("identity", "relu", groups=4, channel_dim=-1)
-    hull.coefficients = torch.tensor([[0.1, 0.9], [0.2, 0.8], [0.3, 0.7], [0.4, 0.6]])
-    x = torch.randn(2, 4, 5, 4)
-    folded = hullo.fold(nn.Sequential(hull), example_inputs=x)
-    torch.testing.assert_close(folded(x), hull(x))
 
 
 def test_summary_says_which_coefficients_are_frozen() -> None:

@@ -75,7 +75,6 @@ class Comparison:
     ) -> None:
         dtypes = {item.dtype for item in [*model.parameters(), *model.buffers(), *_tensors(inputs)]}
         self._inputs, self._tolerance = inputs, max([coarsest, *(_TOLERANCES.get(dtype, 0.0) for dtype in dtypes)])
-        self.shapes: dict[str, Tensor] = {}  # the last input of each hull, on the meta device
         self.ran: set[int] = set()  # the ids of modules that ran
         self.seen: set[tuple[str, Position]] = set()  # files and positions of calls of activations
         self.expected: dict[str, Outcome] = {}
@@ -117,7 +116,6 @@ class Comparison:
 
         def record(name: str, x: Tensor) -> None:
             outcome.hulls[id(model.get_submodule(name))] += 1
-            self.shapes[name] = torch.empty(x.shape, dtype=x.dtype, device="meta")
 
         with contextlib.ExitStack() as stack:
             stack.enter_context(restored(model))
