@@ -193,8 +193,7 @@ def backward(gradient: Tensor, x: Tensor, raw: Tensor, spec: CombineSpec, kernel
 class _Gradients(torch.autograd.Function):
     """The backward pass of the fused kernels as a function that can be differentiated any number of times.
 
-    The gradients of (dx, dc) are again combinations, of derivatives of the bases of the next orders: one kernel
-    computes them, or, where a graph is recorded, functions of this module.
+    The gradients of (dx, dc) are again combinations, of derivatives of the bases of the next orders.
     """
 
     @staticmethod
@@ -211,11 +210,6 @@ class _Gradients(torch.autograd.Function):
         gradient, x, coefficients = ctx.saved_tensors
         spec, next_order = ctx.spec, replace(ctx.spec, order=ctx.spec.order + 1)
         kernel = "reference" if is_batched(v, w) else "triton"
-        if kernel == "triton" and not torch.is_grad_enabled():
-            from hullo.kernels import triton
-
-            v, w = (torch.zeros_like(a) if b is None else b for a, b in ((x, v), (coefficients, w)))
-            return *triton.second(v, w, gradient, x, coefficients, spec), None
         dgradient, dx, dc = None, None, None
         if v is not None:
             dgradient = v * _combine(x, coefficients, next_order, kernel)

@@ -93,10 +93,8 @@ def test_only_large_tensors_in_bfloat16_have_a_table() -> None:
         inner: int, bases: tuple[hullo.Base, ...] = SIX, dtype: torch.dtype = torch.bfloat16, groups: int = 1
     ) -> bool:
         rest = (get_parametrization("recentred"), dtype, torch.float32, 0 if DEVICE == "cuda" else None, False, 0)
-        by_table, plain = (kernels._launches((1, groups, inner), bases, *rest, use) for use in (True, False))
         table = kernels.kernels_by_table(bases, rest[0])["backward"]
-        assert plain.backward.kernel is not table
-        return by_table.backward.kernel is table
+        return kernels._launches((1, groups, inner), bases, *rest).backward.kernel is table
 
     if DEVICE == "cpu" or torch.cuda.get_device_capability() >= (9, 0):
         assert has_table(2**28)
@@ -129,23 +127,6 @@ def test_backward_by_table_agrees_with_float64(bases: tuple[hullo.Base, ...], sh
     x, gradient = torch.where(finite, x, 0), torch.where(finite, gradient, 0)
     _, sums = reference.backward(gradient.double(), x.double(), raw.double(), spec)
     torch.testing.assert_close(kernels.backward(gradient, x, raw, spec)[1].double(), sums, rtol=2e-3, atol=2e-2)
-
-
-@pytest.mark.usefixtures("always_by_table")
-def test_second_derivatives_have_tiles_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = []
-    launches = kernels._launches
-    v, gradient, x = torch.randn(3, 8192, device=DEVICE).bfloat16()
-    w, raw = torch.randn(2, 6, device=DEVICE)
-    spec = CombineSpec(SIX, get_parametrization("given"), 1)
-    with monkeypatch.context() as patch:
-        patch.setattr(kernels, "_launches", lambda *key: chosen.append(launches(*key)) or chosen[-1])
-        kernels.backward(gradient, x, raw, spec)
-        kernels.second(v, w, gradient, x, raw, spec)
-    by_table, second = chosen
-    if DEVICE == "cpu" or torch.cuda.get_device_capability() >= (9, 0):
-        assert by_table.backward.constants["COLUMNS"] == slope_table.TILE
-    assert second.second.constants["COLUMNS"] < slope_table.TILE
 
 
 @pytest.mark.usefixtures("always_by_table")
@@ -187,13 +168,13 @@ from hullo.parametrizations import get_parametrization
 
 bases = tuple(map(hullo.get_base, sys.argv[1:]))
 key = bases, get_parametrization("given"), torch.bfloat16, torch.float32, 0, False, 0
-whole, odd = (kernels._launches((1, 1, 2**28 + extra), *key, True) for extra in (0, 3))
-second, groups = kernels._launches((1, 1, 2**28), *key, False).second, kernels._launches((64, 32, 57**2), *key, True)
-for launch in (whole.backward, second, odd.forward, odd.backward, groups.forward, groups.backward):
+whole, odd = (kernels._launches((1, 1, 2**28 + extra), *key) for extra in (0, 3))
+groups = kernels._launches((64, 32, 57**2), *key)
+for launch in (whole.backward, odd.forward, odd.backward, groups.forward, groups.backward):
     kernel, constants = launch.kernel, launch.constants
     kinds = dict.fromkeys(kernel.arg_names, "i32") | dict.fromkeys(constants, "constexpr")
     kinds |= {name: "*fp32" for name in kinds if name.endswith("_ptr")}
-    kinds |= {name: "*bf16" for name in kinds if re.fullmatch("(x|dx|dy|ddy|v)_ptr", name)}
+    kinds |= {name: "*bf16" for name in kinds if re.fullmatch("(x|dx|dy)_ptr", name)}
     sizes = dict(zip([name for name in kinds if kinds[name] == "i32"], launch.sizes))
     aligned = [i for i, name in enumerate(kinds) if kinds[name][0] == "*" or sizes.get(name, 1) % 16 == 0]
     aligned = {(i,): [["tt.divisibility", 16]] for i in aligned}
@@ -210,14 +191,14 @@ for launch in (whole.backward, second, odd.forward, odd.backward, groups.forward
 
 
 def test_compiled_for_a_gpu_nothing_spills_and_a_program_has_one_table() -> None:
-    """This takes no GPU, and the interpreter cannot tell. Second derivatives and odd lengths have no table; all load
-    several numbers at once."""
+    """This takes no GPU, and the interpreter cannot tell. Odd lengths have no table; all load several numbers at
+    once."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-c", COMPILE, *(base.name for base in SIX)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     stacks, shared, tables, vectors = zip(*(map(int, line.split()) for line in done.stdout.splitlines()), strict=True)
-    assert stacks == (0,) * 6
-    assert tables == (1, 0, 0, 0, 0, 0)
+    assert stacks == (0,) * 5
+    assert tables == (1, 0, 0, 0, 0)
     assert shared[0] >= 2**15
     assert min(vectors) > 0

@@ -15,6 +15,7 @@ from torch import Tensor
 import hullo
 from cuda_steps import assert_replayed, count_kernels
 from hullo.bases.formulas import FUNCTIONS
+from hullo.functional import _Gradients
 from hullo.kernels import CombineSpec, choose, reference
 from hullo.kernels.codegen import kernel_source
 from hullo.parametrizations import get_parametrization
@@ -246,7 +247,9 @@ def test_second_derivatives_in_every_layout(layout: str) -> None:
     )  # not laid out as x, c are
     inputs = [t.double().requires_grad_() for t in (gradient, x, c)]
     expected = torch.autograd.grad(reference.backward(*inputs, spec), inputs, (v.double(), w.double()))
-    for tensor, wanted in zip(kernels.second(v, w, gradient, x, c, spec), expected, strict=True):
+    inputs = [t.detach().requires_grad_() for t in (gradient, x, c)]
+    firsts = _Gradients.apply(*inputs, spec)
+    for tensor, wanted in zip(torch.autograd.grad(firsts, inputs, (v, w)), expected, strict=True):
         assert relative_error(tensor, wanted) < 4e-6
 
 
@@ -408,8 +411,6 @@ def test_gated_kernels_agree_with_float64(dtype: torch.dtype, layout: str, param
     value = reference.forward(gate.double(), raw.double(), spec)
     dgate, draw = reference.backward(gradient.double() * up.double(), gate.double(), raw.double(), spec)
     found = kernels.gated_forward(gate, up, raw, spec), *kernels.gated_backward(gradient, gate, up, raw, spec)
-    in_place = kernels.gated_backward(gradient, gate.clone(), up.clone(), raw, spec, (True, True))
-    assert all(torch.equal(a, b) for a, b in zip(found[1:], in_place, strict=True))
     for tensor, expected in zip(found[:3], (value * up, dgate, gradient.double() * value), strict=True):
         assert relative_error(tensor, expected) < ROUNDING[dtype]
         assert tensor.stride() == gate.stride()

@@ -28,30 +28,26 @@ def kernel_source(
     order: int = 0,
     changes: dict[str, list[str]] | None = None,
 ) -> str:
-    """Return the text of the kernels `forward`, `backward`, `second` and `reduce`, of hull(x) or, if gated, of
-    hull(x) * up; with an order, of the combined derivatives of the bases. Parts may be changed."""
+    """Return the text of the kernels `forward`, `backward` and `reduce`, of hull(x) or, if gated, of hull(x) * up; with
+    an order, of the combined derivatives of the bases. Parts may be changed."""
     n = len(bases)
     raw = [f"r{i}" for i in range(n - parametrization.fewer)]
-    c, g, d, w = ([f"{letter}{i}" for i in range(n)] for letter in "cgdw")
-    found = levels(bases, order, 2 if gated else 3, Translator())
-    (values, by_value), (slopes, by_slope) = found[:2]
-    bends, by_bend = found[-1]  # of a gated hull there are no second derivatives
+    c, g, d = ([f"{letter}{i}" for i in range(n)] for letter in "cgd")
+    (values, by_value), (slopes, by_slope) = levels(bases, order, 2, Translator())
     load_raw = [f"{r} = tl.load(raw_ptr + row * {len(raw)} + {i}).to(tl.float32)" for i, r in enumerate(raw)]
     coefficients = load_raw + TRANSFORMS[parametrization.name](raw, c)
     scaled: list[str] = []  # coefficients times the constant factors of formulas, once for all elements
 
-    def combine(k: list[str], letter: str, factors: list[float]) -> str:
+    def combine(letter: str, factors: list[float]) -> str:
         terms = []
         for i, factor in enumerate(factors):
-            name = k[i] if factor == 1 else f"{k[i]}{letter}"
+            name = c[i] if factor == 1 else f"{c[i]}{letter}"
             if factor != 1:
-                scaled.append(f"{name} = {k[i]} * {factor!r}")
+                scaled.append(f"{name} = {c[i]} * {factor!r}")
             terms.append(f"{name} * {letter}{i}")
         return " + ".join(terms)
 
-    combined, c_slopes, c_bends = (combine(c, *of) for of in (("y", by_value), ("s", by_slope), ("b", by_bend)))
-    scale_coefficients, scaled = scaled, []
-    w_values, w_slopes = combine(w, "y", by_value), combine(w, "s", by_slope)
+    combined, combined_slopes = combine("y", by_value), combine("s", by_slope)
     give_up = [
         f"dup = dy * ({combined})",
         store("dup"),
@@ -60,7 +56,7 @@ def kernel_source(
     parts = {
         "PROLOGUE": _PROLOGUE.strip().splitlines(),
         "COEFFICIENTS": coefficients,
-        "SCALED": scale_coefficients,
+        "SCALED": scaled,
         "TERMS": [],
         "FORWARD": over_tiles(
             ["x", *(["up"] if gated else [])],
@@ -73,39 +69,22 @@ def kernel_source(
                 *values,
                 *(give_up if gated else []),
                 *slopes,
-                f"dx = dy * ({c_slopes})",
+                f"dx = dy * ({combined_slopes})",
                 store("dx"),
                 *(f"sum{i} += add_up(dy * y{i}, PER_SUM)" for i in range(n)),
             ],
         ),
-        "WEIGHTS": [f"{wi} = tl.load(w_ptr + row * {n} + {i}).to(tl.float32)" for i, wi in enumerate(w)] + scaled,
-        "SECOND": over_tiles(
-            ["x", "dy", "v"],
-            [
-                *values,
-                *slopes,
-                *bends,
-                f"ddy = v * ({c_slopes}) + {w_values}",
-                store("ddy"),
-                f"dx = dy * (v * ({c_bends}) + {w_slopes})",
-                store("dx"),
-                "vdy = v * dy",
-                *(f"sum{i} += add_up(vdy * s{i}, PER_SUM)" for i in range(n)),
-            ],
-        ),
         "STORE_SUMS": store_sums([{i: factor} for i, factor in enumerate(by_value)], n),
-        "STORE_SECOND_SUMS": store_sums([{i: factor} for i, factor in enumerate(by_slope)], n),
         "ZERO_TOTALS": [f"t{i} = tl.zeros([BLOCK], tl.float64)" for i in range(n)],
         "ADD_TOTALS": [f"t{i} += tl.load(partial_ptr + {i} * stride_n + at, mask=inside, other=0.0)" for i in range(n)],
         "TOTALS": [f"g{i} = tl.sum(t{i}).to(tl.float32)" for i in range(n)],
         "PULL": PULLBACKS[parametrization.name](c, g, d),
         "STORE_RAW": [f"tl.store(out_ptr + row * {len(raw)} + {i}, {d[i]})" for i in range(len(raw))],
     }
-    parts |= changes or {}
+    text = _TEMPLATE
     if gated:
-        text = _TEMPLATE.replace("x_ptr, raw_ptr,", "x_ptr, up_ptr, raw_ptr,").replace("dx_ptr,", "dx_ptr, dup_ptr,")
-        return fill(text, parts)
-    return fill(_TEMPLATE + _SECOND, parts)
+        text = text.replace("x_ptr, raw_ptr,", "x_ptr, up_ptr, raw_ptr,").replace("dx_ptr,", "dx_ptr, dup_ptr,")
+    return fill(text, parts | (changes or {}))
 
 
 def over_tiles(inputs: list[str], work: list[str]) -> list[str]:
@@ -278,29 +257,6 @@ def reduce(
     $COEFFICIENTS
     $PULL
     $STORE_RAW
-"""
-
-# The derivatives of <v, dx> + <w, gradient of the coefficients> with respect to dy, x and the coefficients, where dx
-# and that gradient are the results of `backward`.
-_SECOND = """
-
-@triton.jit
-def second(
-    v_ptr, dy_ptr, x_ptr, raw_ptr, w_ptr, ddy_ptr, dx_ptr, partial_ptr,
-    outer, inner, width, span, tiles, tiles_across, splits, stride_n,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, BY_COLUMN: tl.constexpr, EVEN: tl.constexpr, ONE_TILE: tl.constexpr,
-    FLAT: tl.constexpr, SINGLE: tl.constexpr, BIG: tl.constexpr, STAGES: tl.constexpr,
-    EARLY: tl.constexpr, PER_SUM: tl.constexpr,
-):
-    if EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-    $PROLOGUE
-    $COEFFICIENTS
-    $SCALED
-    $WEIGHTS
-    $ZERO
-    $SECOND
-    $STORE_SECOND_SUMS
 """
 
 _PROLOGUE = """

@@ -57,22 +57,6 @@ def backward(gradient: Tensor, x: Tensor, raw: Tensor, spec: CombineSpec) -> tup
     return dx, draw
 
 
-def second(
-    v: Tensor, w: Tensor, gradient: Tensor, x: Tensor, coefficients: Tensor, spec: CombineSpec
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the derivatives of <v, dx> + <w, dc> with respect to the gradient, x and the coefficients, where (dx, dc)
-    is the result of `backward`. The parametrization is "given"."""
-    launches, coefficients, x, gradient, v = _arrange(spec, False, coefficients, x, gradient, v, by_table=False)
-    w = w.contiguous()
-    dgradient, dx, dc = torch.empty_like(x), torch.empty_like(x), torch.empty_like(coefficients)
-    if launches is None:
-        return dgradient, dx, dc.zero_()
-    partial = launches.partials(x)
-    launches.second(v, gradient, x, coefficients, w, dgradient, dx, partial)
-    launches.reduce(partial, coefficients, dc)
-    return dgradient, dx, dc
-
-
 def gated_forward(gate: Tensor, up: Tensor, raw: Tensor, spec: CombineSpec) -> Tensor:
     """Return hull(gate) * up."""
     launches, raw, gate, up = _arrange(spec, True, raw, gate, up)
@@ -136,7 +120,6 @@ def _are_aligned(tensors: Sequence[Tensor]) -> bool:
 class _Launches(NamedTuple):
     forward: _Launch
     backward: _Launch
-    second: _Launch
     reduce: _Launch
     sums: int
 
@@ -147,13 +130,8 @@ class _Launches(NamedTuple):
         return x.new_empty(self.sums, dtype=torch.float32)
 
 
-def _arrange(
-    spec: CombineSpec, gated: bool, raw: Tensor, x: Tensor, *others: Tensor, by_table: bool = True
-) -> tuple[Any, ...]:
-    """Return the launches for x, None if it is empty; and all tensors without gaps, in the memory layout of x.
-
-    Tiles may be those of a backward pass with a table, unless `by_table` is false.
-    """
+def _arrange(spec: CombineSpec, gated: bool, raw: Tensor, x: Tensor, *others: Tensor) -> tuple[Any, ...]:
+    """Return the launches for x, None if it is empty; and all tensors without gaps, in the memory layout of x."""
     if raw.dim() == 1 and all(map(_is_contiguous, (raw, x, *others))):  # in the least time
         arranged, sizes = (raw, x, *others), (1, 1, x.numel())
     else:
@@ -163,7 +141,7 @@ def _arrange(
     if not x.numel():
         return None, *arranged
     key = (spec.bases, spec.parametrization, x.dtype, raw.dtype, x.get_device(), gated, spec.order)
-    return _launches(sizes, *key, by_table), *arranged
+    return _launches(sizes, *key), *arranged
 
 
 @functools.lru_cache(maxsize=4096)
@@ -176,7 +154,6 @@ def _launches(
     device: int | None,
     gated: bool,
     order: int,
-    by_table: bool,
 ) -> _Launches:
     """Return the launches for a tensor of sizes (outer, groups, inner)."""
     outer, groups, inner = sizes
@@ -201,7 +178,7 @@ def _launches(
         forward_tiling = tile(outer, groups, inner, None, size, share * units or None, stages)
         size, warps[1], share, stages = backward_choice
         backward_tiling = tile(outer, groups, inner, None, size, share * units, stages)
-        has_table = by_table and may_have_table(bases, dtype, gated, order)
+        has_table = may_have_table(bases, dtype, gated, order)
         if has_table and (early or INTERPRETED) and inner % slope_table.WIDTH == 0:
             wide = tile(outer, groups, inner, None, slope_table.TILE, slope_table.SHARE * units)
             if wide.elements_per_program >= slope_table.LEAST_TILES * slope_table.TILE:
@@ -233,9 +210,6 @@ def _launches(
             (*backward_tiling.sizes, sums),
             constants,
             options | limits,
-        ),
-        second=_Launch(
-            kernels.get("second"), device, backward_tiling.programs, (*backward_tiling.sizes, sums), constants, options
         ),
         reduce=_Launch(
             kernels["reduce"],
