@@ -72,14 +72,8 @@ def test_recorded_runs_are_not_trained_again(uninterrupted: Path, monkeypatch: p
         assert f"{record.accuracy:.2f}" in line
 
 
-def test_recorded_runs_are_shown_from_a_directory_that_cannot_be_written(
-    uninterrupted: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_that_cannot_be_written_is_refused(uninterrupted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda _, mode: not mode & os.W_OK)  # a superuser may write anywhere
-    result = invoke(*REPRODUCE, "--output", uninterrupted)
-    assert result.exit_code == 0
-    assert result.stderr.endswith(f"note: learned activations are not drawn: {uninterrupted} is read-only\n")
-    assert ROWS[1] in result.stdout
     assert invoke(*REPRODUCE, "--seeds", 2, "--output", uninterrupted).exit_code == 2
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import errno
-import glob
 import itertools
 import json
 import os
-import platform
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -40,9 +38,9 @@ def checksum(tensors: Mapping[str, Tensor], text: str = "") -> str:
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces `path` once all of it is on the disk.
 
-    A link stays a link: the file that it leads to is replaced. A directory is a ValueError. Two processes can write the
-    same file. On any error, including Ctrl-C, the temporary file is deleted and `path` is unchanged; the next write
-    deletes what a killed process left.
+    A link stays a link: the file that it leads to is replaced. A directory is a ValueError. On any error, including
+    Ctrl-C, the temporary file is deleted and `path` is unchanged; the next write replaces what a killed process left.
+    Processes that write the same file hold a lock.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -54,9 +52,8 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     if path.is_dir():
         raise ValueError(f"cannot write {path}: {os.strerror(errno.EISDIR)}; give the path of a file")
     path = path.resolve()
-    part = path.with_name(f".{path.name}.{_HOST}-{os.getpid()}.part")
+    part = path.with_name(f".{path.name}.part")
     with unwinding():
-        _remove_parts(path)
         try:
             with part.open("wb") as file:
                 yield file
@@ -89,33 +86,6 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     if saved not in (None, checksum(tensors, json.dumps(metadata, sort_keys=True))):
         raise ValueError(f"{path} is damaged: it differs from what was saved")
     return tensors, metadata
-
-
-def remove(path: Path) -> None:
-    """Delete a file that `atomic_write` wrote, and what a killed process left of it, if they exist."""
-    path.unlink(missing_ok=True)
-    _remove_parts(path)
-
-
-_HOST = f"{zlib.crc32(platform.node().encode()):08x}"
-
-
-def _remove_parts(path: Path) -> None:
-    """Delete the temporary files that processes of this machine left which no longer run."""
-    for part in path.parent.glob(f".{glob.escape(path.name)}.{_HOST}-*.part"):
-        process = part.name.removesuffix(".part").rpartition("-")[2]
-        if process.isdecimal() and not _is_running(int(process)):
-            part.unlink(missing_ok=True)
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # it belongs to somebody else
-        return True
-    return True
 
 
 @contextmanager

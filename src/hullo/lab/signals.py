@@ -18,7 +18,7 @@ from types import FrameType
 DESCRIPTIONS = {"SIGINT": "interrupted", "SIGTERM": "terminated", "SIGHUP": "hung up"}
 SIGNALS = {getattr(signal, name): description for name, description in DESCRIPTIONS.items() if hasattr(signal, name)}
 REPEAT_SECONDS = 1.0
-"""Signals within so many seconds count as one: `timeout` and `torchrun` signal a process, then its process group."""
+"""Signals within so many seconds count as one: `timeout` signals a process, then its process group."""
 SHOW_CURSOR = b"\x1b[?25h"
 """Restores a terminal after a progress bar was cut off."""
 
@@ -32,16 +32,12 @@ class _State:
 
 
 def install() -> None:
-    """Install handlers for the signals that end a command, except those that the parent process set to be ignored.
-
-    Under torchrun, SIGTERM keeps its default action: a process that waits for the others would never run a handler.
-    """
+    """Install handlers for the signals that end a command, except those that the parent process set to be ignored."""
     if threading.current_thread() is not threading.main_thread():
         return
     _State.installed = True
-    skipped = [signal.SIGTERM] if os.environ.get("WORLD_SIZE", "1") != "1" else []
     for number in SIGNALS:
-        if number not in skipped and signal.getsignal(number) != signal.SIG_IGN:
+        if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _handle)
 
 

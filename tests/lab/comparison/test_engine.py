@@ -239,7 +239,7 @@ def test_seconds_are_those_of_whole_populations_by_several_workers() -> None:
     assert plan.seconds(2, rounds=3) == 3 * (1 + 3 * 2) + 3 * 0.5
 
 
-def test_rounds_take_no_time_that_the_confirmation_needs_and_the_first_leaves_some_to_others(tmp_path: Path) -> None:
+def test_rounds_take_no_time_that_the_confirmation_needs_and_leave_some_to_later_ones(tmp_path: Path) -> None:
     pairs = [(name, 0.1) for name in NAMES]
     with make_engine(tmp_path, Dice(0), None) as engine:
         engine.plan = Plan(RATES, members=16, each=1.0)
@@ -248,10 +248,10 @@ def test_rounds_take_no_time_that_the_confirmation_needs_and_the_first_leaves_so
         for left in (20.9, 21.1, 200.0):  # a round of one seed takes 5 seconds, and 8 pairs 16
             engine.clock.seconds = 100.0 + left
             counts.append((engine._count_seeds(pairs, 0, 1), engine._count_seeds(pairs, 1, 1)))
-        assert counts[:2] == [(1, 0), (1, 1)]
-        first, later = counts[2]
-        assert 1 <= first < later <= MAX_SEEDS
+        assert counts == [(1, 0), (1, 1), (MAX_SEEDS, MAX_SEEDS)]
+        # 50 seconds are left to choose, half of 300 but for the 100 that were used: 10 for each of five rounds
+        assert engine._count_seeds(pairs, 0, 4) == engine._count_seeds(pairs, 1, 4) == 2
         engine.store.records |= {
             Trial(*pair, seed): engine.workers.record(Trial(*pair, seed)) for pair in pairs for seed in range(4)
         }
-        assert engine._count_seeds(pairs, 0, 1) == 4  # as an earlier call trained them
+        assert engine._count_seeds(pairs, 0, 4) == 4  # as an earlier call trained them

@@ -93,9 +93,7 @@ def test_a_comparison_on_a_cluster_is_the_one_that_is_made_here(tmp_path: Path) 
     options: dict[str, Any] = {"minutes": 10.0, "epochs": 2, "lr": 1e-2, "seeds": 3, "quiet": True}
     options |= {"candidates": ["tanh", "hull"]}
     here = compare(network, (X, LABELS), output=tmp_path / "here", **options)
-    there = compare(
-        network, (X, LABELS), output=tmp_path / "there", engine="ray", gpus_per_task=0, **options | {"minutes": 20.0}
-    )
+    there = compare(network, (X, LABELS), output=tmp_path / "there", engine="ray", **options | {"minutes": 20.0})
     assert there.folder.name == here.folder.name
     shared = here.store.records.keys() & there.store.records.keys()
     assert {trial.candidate for trial in shared} == set(here.setup.candidates)
@@ -133,7 +131,6 @@ def test_an_engine_that_is_not_there_is_named() -> None:
     for changes, words in (
         ({"engine": "dask"}, "available: local, ray"),
         ({"engine": "ray", "device": "cpu"}, "needs engine=local"),
-        ({"ray_address": "auto"}, "need engine=ray"),
     ):
         with pytest.raises(ValueError, match=words):
             compare(nn.Identity, (X, LABELS), **changes)  # type: ignore[arg-type]

@@ -122,9 +122,8 @@ def test_local_cluster_gives_the_same_records(here: tuple[Path, str], tmp_path: 
     assert results(tmp_path) == results(here[0])
     assert output.replace(str(tmp_path), str(here[0])) == here[1]
     name = f"{COLUMN}: 3 networks"
-    assert progress[0] == f"{name} started on {socket.gethostname()}"
-    assert progress[1].startswith(f"{name} finished on {socket.gethostname()}, test accuracy ")
-    assert len(progress) == 2  # Ray itself says nothing
+    assert progress[0].startswith(f"{name} finished on {socket.gethostname()}, test accuracy ")
+    assert len(progress) == 1  # Ray itself says nothing
     assert not reached(tmp_path)
 
 
@@ -136,9 +135,7 @@ def test_killed_task_killed_command_and_stopped_command_are_resumed(
     process = start(*command)
     *_, killed_at = watch(1, tmp_path, process)
     (worker,) = (
-        child
-        for child in descendants(head[0])
-        if f"ray::{COLUMN}: 3 networks".encode() in Path(f"/proc/{child}/cmdline").read_bytes()
+        child for child in descendants(head[0]) if b"ray::_train" in Path(f"/proc/{child}/cmdline").read_bytes()
     )
     os.kill(worker, signal.SIGKILL)
     positions = watch(int(killed_at[0]) + 1, tmp_path, process)
@@ -152,9 +149,7 @@ def test_killed_task_killed_command_and_stopped_command_are_resumed(
     os.killpg(process.pid, signal.SIGINT)
     code, _, errors = process.wait()
     assert code == 130
-    started, stopped = errors.splitlines()
-    assert started == f"{COLUMN}: 3 networks started on {socket.gethostname()}"
-    assert stopped.startswith(f"hullo: stopped; progress is saved in {tmp_path}; resume with: hullo reproduce")
+    assert errors.startswith(f"hullo: stopped; progress is saved in {tmp_path}; resume with: hullo reproduce")
     (stopped_at,) = reached(tmp_path)
 
     output, errors = start(*REPRODUCE, *CPU, "--output", tmp_path).finish()  # without a cluster, too
@@ -188,32 +183,27 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RayRunner:
     return RayRunner(RunQueue(specs, tmp_path))
 
 
-def work(cluster: RayRunner, marker: str) -> list[Record] | None:
+def work(cluster: RayRunner) -> list[Record]:
     (population,) = cluster.queue.populations()
-    begins, ends = _train(cluster, population, marker)
-    assert begins == (socket.gethostname(), None)
-    return ends[1]
+    node, records = _train(cluster, population)
+    assert node == socket.gethostname()
+    return records
 
 
 def test_finished_but_unrecorded_population_is_not_trained_again(
     cluster: RayRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    records = work(cluster, str(cluster.queue.output))
+    records = work(cluster)
     monkeypatch.setattr(Training, "_take_step", None)
-    assert work(cluster, str(cluster.queue.output)) == records
+    assert work(cluster) == records
 
 
 def test_task_finished_by_another_process_returns_no_records(cluster: RayRunner) -> None:
     (population,) = cluster.queue.populations()
-    records = work(cluster, str(cluster.queue.output))
+    records = work(cluster)
     assert records
     cluster.queue.commit(population, records)
-    assert [given for _, given in _train(cluster, population, str(cluster.queue.output))] == [None, []]
-
-
-def test_unshared_directory_is_rejected(cluster: RayRunner) -> None:
-    with pytest.raises(ValueError, match=f"{cluster.queue.output} is not the driver's output directory"):
-        work(cluster, "/a/file/of/the/driver")
+    assert _train(cluster, population)[1] == []
 
 
 def test_missing_ray_is_one_line_with_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -20,7 +19,6 @@ import hullo
 from hullo.lab import networks
 from hullo.lab.data import Dataset
 from hullo.lab.data.augment import draw_moves, draw_order
-from hullo.lab.distributed import World
 from hullo.lab.run import loop
 from hullo.lab.run.loaders import InMemoryLoader
 from hullo.lab.run.training import Training, make_optimizer
@@ -233,7 +231,7 @@ def test_memory_is_linear_in_members(network: str) -> None:
             known[storage.data_ptr()] = (storage.nbytes(), tensor)  # which keeps its address from being used again
             return tensor
 
-        _, batch = next(FEED.batches(training.population.seeds, 0, 4, 0, training.world))
+        batch = next(FEED.batches(training.population.seeds, 0, 4, 0))
         training._losses(*FEED.load_batch(*batch))  # which reads the networks' graph
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             losses, _ = training._losses(*FEED.load_batch(*batch))
@@ -251,17 +249,6 @@ def test_incompatible_members_are_rejected() -> None:
     first, *others = members()
     with pytest.raises(ValueError, match=r"may differ only in .* lenet5/.* and .*batch_size=8 "):
         Training([first, *(replace(other, batch_size=8) for other in others)], FEED)
-
-
-def test_batch_norm_is_rejected_in_several_processes(tmp_path: Path) -> None:
-    (tmp_path / "net.py").write_text(
-        "from torch import nn\n"
-        "def Net(): return nn.Sequential(nn.Flatten(), nn.Linear(784, 4), nn.BatchNorm1d(4), nn.Linear(4, 10))\n"
-    )
-    own = networks.register(networks.OwnNetwork.open(f"{tmp_path / 'net.py'}:Net"))
-    for network, activation in ((own, "own"), ("resnet56", "relu")):
-        with pytest.raises(ValueError, match=f"{network} has batch normalization"):
-            Training([Spec(network, "fashion-mnist-sample", activation)], FEED, World(0, 2))
 
 
 def test_alexnet_trains_by_sgd_with_step_schedule() -> None:

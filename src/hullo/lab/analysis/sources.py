@@ -78,8 +78,6 @@ def _read(file: Path, warn: Callable[[str], None] | None) -> list[Record]:
         warn(f"{flaw}; the line is left out, correct or delete it")
     if more := flaws[FLAWS:]:
         warn(f"{file}: {len(more):,} more lines are left out")
-    if truncated := Records(file).describe_truncated():
-        warn(truncated)
     return records
 
 

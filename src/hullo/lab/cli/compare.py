@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hullo.lab.cli.common import DeviceOption, ImageSizeOption, QuietOption, console, resumable
-from hullo.lab.cli.settings import Engine, EngineOption, GpusOption, RayAddressOption
+from hullo.lab.cli.settings import Engine, EngineOption
 
 
 def compare(
@@ -62,8 +62,6 @@ def compare(
     image_size: ImageSizeOption = None,
     precision: Annotated[str, typer.Option(help="float32, or bfloat16: mixed precision by autocast.")] = "float32",
     engine: EngineOption = Engine.LOCAL,
-    ray_address: RayAddressOption = None,
-    gpus_per_task: GpusOption = None,
     device: DeviceOption = None,
     output: Annotated[Path, typer.Option(help="Directory of records and weights.")] = Path("runs"),
     quiet: QuietOption = False,
@@ -93,8 +91,6 @@ def compare(
             seeds=seeds,
             precision=precision,
             engine=engine,
-            ray_address=ray_address,
-            gpus_per_task=gpus_per_task,
             device=device,
             output=output,
             quiet=quiet,

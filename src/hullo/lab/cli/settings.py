@@ -25,22 +25,6 @@ class Engine(StrEnum):
 
 
 EngineOption = Annotated[Engine, typer.Option(help="Train in this process, or on a Ray cluster.")]
-RayAddressOption = Annotated[
-    str | None,
-    typer.Option(
-        help="The Ray cluster: host:port, or auto.", show_default="RAY_ADDRESS, else a new cluster on this machine"
-    ),
-]
-GpusOption = Annotated[
-    float | None,
-    typer.Option(
-        help="GPUs per population on a Ray cluster, from 0 to 1.",
-        min=0,
-        max=1,
-        metavar="<float>",
-        show_default="1 if there are any",
-    ),
-]
 
 
 @dataclass(frozen=True)
@@ -58,8 +42,22 @@ class Where:
         ),
     ] = None
     engine: EngineOption = Engine.LOCAL
-    ray_address: RayAddressOption = None
-    gpus_per_task: GpusOption = None
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            help="The Ray cluster: host:port, or auto.", show_default="RAY_ADDRESS, else a new cluster on this machine"
+        ),
+    ] = None
+    gpus_per_task: Annotated[
+        float | None,
+        typer.Option(
+            help="GPUs per population on a Ray cluster, from 0 to 1.",
+            min=0,
+            max=1,
+            metavar="<float>",
+            show_default="1 if there are any",
+        ),
+    ] = None
     device: DeviceOption = None
     data_dir: DataOption = None
     output: Annotated[Path, typer.Option(help="Directory of the records; runs with a record are not repeated.")] = Path(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -151,25 +150,21 @@ def default_activation(column: Column) -> str:
 
 
 def _run(queue: RunQueue, _: Sequence[Source], where: Where) -> list[Record]:
-    from hullo.lab.distributed import join, local_device
     from hullo.lab.progress import Progress
     from hullo.lab.run.loaders import loader_key, open_loader
     from hullo.lab.run.local import LocalRunner
     from hullo.lab.spec.environment import choose_device, device_name, environment
 
-    chosen = choose_device(local_device(where.device))
-    with join(chosen) as world, Progress(console(), quiet=where.quiet or not world.is_main) as progress:
+    chosen = choose_device(where.device)
+    with Progress(console(), quiet=where.quiet) as progress:
         loaders = {}
         for key, spec in {loader_key(spec): spec for spec in queue.specs}.items():
             progress.describe(f"loading {spec.column.without_hashes.data}")
             loaders[key] = open_loader(spec, where.data_dir, chosen)
         name = environment(device_name(chosen))
-        runner = LocalRunner(queue, loaders, name, where.checkpoint_every, world)
-        _prepare(queue, is_main=world.is_main)
-        records = runner.run(progress)
-    if not world.is_main:
-        raise typer.Exit
-    return records
+        runner = LocalRunner(queue, loaders, name, where.checkpoint_every)
+        _prepare(queue)
+        return runner.run(progress)
 
 
 def _run_on_cluster(queue: RunQueue, sources: Sequence[Source], where: Where) -> list[Record]:
@@ -195,12 +190,10 @@ def _run_on_cluster(queue: RunQueue, sources: Sequence[Source], where: Where) ->
             return runner.run(progress)
 
 
-def _prepare(queue: RunQueue, *, is_main: bool = True) -> None:
-    """Make the directory of the results, and print warnings; raise a ValueError if results cannot be written."""
-    if is_main and any(spec.lr == 0 for spec in queue.specs):
+def _prepare(queue: RunQueue) -> None:
+    """Make the directory of the results; raise a ValueError if results cannot be written."""
+    if any(spec.lr == 0 for spec in queue.specs):
         warn("with a learning rate of 0, the weights do not change")
-    if is_main and (truncated := queue.records.describe_truncated()):
-        warn(truncated)
     queue.prepare_output()
 
 
@@ -226,15 +219,13 @@ def _show_results(records: list[Record], output: Path) -> list[Experiment]:
     from hullo.lab.analysis.tables.terminal import terminal_table
 
     shown = analysis.experiments(records, warn=warn)
-    terminal, is_writable = console(), os.access(output, os.W_OK | os.X_OK)
+    terminal = console()
     for experiment in shown:
         terminal.print(terminal_table(experiment, terminal.width), crop=False)
         with resumable(output), drawing():
-            if is_writable and (figure := draw_activations(experiment)):
+            if figure := draw_activations(experiment):
                 path, *_ = save(figure, output / f"{stem(experiment)}-activations")
                 typer.echo(f"learned activations: {path}")
-    if not is_writable:
-        typer.echo(f"note: learned activations are not drawn: {output} is read-only", err=True)
     return shown
 
 

@@ -62,26 +62,25 @@ class Plan:
 
 
 def make_plan(clock: Clock, measured: Plan, candidates: int, epochs: int | None) -> Plan:
-    """Return the plan that fits; with too little time for the grid, the middle learning rate alone.
+    """Return the plan that fits, with as many epochs as possible if their number is not given.
 
     Raises:
-        ValueError: not even that fits.
+        ValueError: not even one epoch fits.
 
     >>> make_plan(Clock(600), Plan((0.001, 0.003, 0.01), members=8, each=0.2), 7, epochs=None).epochs
     20
     """
-    needed, rates = math.inf, measured.rates
-    for grid in (rates, (sorted(rates)[len(rates) // 2],)):
-        longer = len(grid) > 1  # by one more learning rate
-        trials, rounds = count_trials(candidates, len(grid) + longer), 1 + longer + len(halvings(candidates - 1))
-        for number in [epochs] if epochs is not None else range(MAX_EPOCHS, 0, -1):
-            plan = replace(measured, rates=grid, epochs=number, ready=clock.used)
-            needed = max(plan.seconds(trials, rounds) / CHOICE_SHARE, plan.seconds(2 * MIN_PAIRS) / CONFIRMATION_SHARE)
-            if needed <= clock.left:
-                return plan
+    more = len(measured.rates) > 1  # by one more learning rate
+    trials = count_trials(candidates, len(measured.rates) + more)
+    rounds = 1 + more + len(halvings(candidates - 1))
+    for number in [epochs] if epochs is not None else range(MAX_EPOCHS, 0, -1):
+        plan = replace(measured, epochs=number, ready=clock.used)
+        needed = max(plan.seconds(trials, rounds) / CHOICE_SHARE, plan.seconds(2 * MIN_PAIRS) / CONFIRMATION_SHARE)
+        if needed <= clock.left:
+            return plan
     raise ValueError(
         f"the time is too short to train {candidates} candidates for {spell_count(epochs or 1, 'epoch')}: give "
-        f"{spell_minutes((clock.used + needed) / 60)} in all, fewer candidates or epochs, or less data"
+        f"{spell_minutes((clock.used + needed) / 60)} in all, fewer candidates, learning rates or epochs, or less data"
     )
 
 

@@ -54,7 +54,7 @@ class Candidate:
         if self.edit is not None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # an optimizer is made later
-                self.edit(network, example if compare or example is None else cut(example, 2), compare)
+                self.edit(network, example, compare)
         return network
 
     def plain(self, network: nn.Module) -> nn.Module:
@@ -64,12 +64,6 @@ class Candidate:
     @property
     def row(self) -> ActivationSpec:
         return ActivationSpec.parse(self.name)
-
-
-def cut(inputs: Inputs, count: int) -> Inputs:
-    """Return inputs for the first samples, if all inputs have as many."""
-    counts = {value.shape[:1] for value in inputs}
-    return tuple(value[:count] for value in inputs) if len(counts) == 1 and () not in counts else inputs
 
 
 def seeded(factory: Callable[[], nn.Module], example: Inputs | None) -> Callable[[int], nn.Module]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hullo.lab.comparison.budget import Clock, Plan
-from hullo.lab.comparison.candidates import DEFAULT, Inputs, cut, prepare, seeded
+from hullo.lab.comparison.candidates import DEFAULT, Inputs, prepare, seeded
 from hullo.lab.comparison.data import Arrays, Stream, read_data
 from hullo.lab.comparison.decision import ORIGINAL, Trial
 from hullo.lab.comparison.engine import Engine
@@ -62,8 +62,6 @@ def compare(
     device: str | None = None,
     precision: str = "float32",
     engine: str = "local",
-    ray_address: str | None = None,
-    gpus_per_task: float | None = None,
     output: str | Path = "runs",
     name: str | None = None,
     quiet: bool = False,
@@ -99,10 +97,8 @@ def compare(
             each member, without reading tensors on the host. The metric is then the loss.
         device: "cpu", "cuda" or "cuda:N"; by default a GPU if there is one.
         precision: "float32", or "bfloat16" for mixed precision.
-        engine: "local", or "ray" to train populations at the same time, as tasks on a Ray cluster.
-        ray_address: of the cluster: host:port, or "auto"; by default that of the environment variable RAY_ADDRESS, else
-            a new one on this machine.
-        gpus_per_task: GPUs of each task, from 0 to 1; by default 1 if there are any.
+        engine: "local", or "ray" to train populations at the same time on a Ray cluster, each as a task with a GPU if
+            there are any. The environment variable RAY_ADDRESS names the cluster; else one is started on this machine.
         output: directory for records and weights.
         name: of the data, in tables.
         quiet: show no progress.
@@ -136,16 +132,16 @@ def compare(
             raise ValueError(f"{what}={number}: must be above 0")
     if step is not None and (loss is not None or metric is not None):
         raise ValueError("loss and metric are not used with a step, whose loss is the metric; leave them out")
-    check_engine(engine, device, ray_address, gpus_per_task)
+    check_engine(engine, device)
     with (
-        connect(ray_address) if engine == "ray" else nullcontext(),
+        connect() if engine == "ray" else nullcontext(),
         Progress(PipeConsole(stderr=True), quiet=quiet) as progress,
         stop_request() as stop,
         warnings.catch_warnings(),
     ):
         for text in IRRELEVANT:
             warnings.filterwarnings("ignore", text)
-        workers = RayWorkers(choose_gpus(gpus_per_task)) if engine == "ray" else Here(choose_device(device))
+        workers = RayWorkers(choose_gpus()) if engine == "ray" else Here(choose_device(device))
         clock, rates = Clock(60 * minutes), _read_rates(lr, optimizer)
         progress.describe("preparing data and networks")
         data = train if isinstance(train, Arrays) else read_data(train, val, test, _spell_name(name or "data"))
@@ -155,7 +151,6 @@ def compare(
         make = seeded(network, None if inputs is None else (inputs,))
         network_checksum = _check_factory(make)
         seen = _observe(make(0), data, task, step)
-        described = data.notes + (data.describe_absent() if task.has_classes and isinstance(data, Arrays) else [])
         fingerprint = data.fingerprint()
         data.to(workers.device if engine == "local" else torch.device("cpu"))
         listed = [candidates] if isinstance(candidates, str) else candidates
@@ -171,7 +166,7 @@ def compare(
         setup = Setup(
             _spell_name(getattr(network, "__name__", type(network).__name__)),
             data,
-            described + notes,
+            data.notes + notes,
             {item.name: item for item in found},
             task,
             seen.inputs,
@@ -251,7 +246,9 @@ def _observe(network: nn.Module, data: Arrays | Stream, task: Task, step: Step |
     gradients = (parameter.grad for parameter in network.parameters())
     values.append(torch.cat([gradient.flatten() for gradient in gradients if gradient is not None]))
     args, outputs = calls[0] if calls else ((), None)
-    inputs = cut(args, 8) if args and all(isinstance(arg, Tensor) for arg in args) else None
+    inputs = None
+    if args and all(isinstance(arg, Tensor) for arg in args):
+        inputs = tuple(arg[:8] for arg in args) if len({arg.shape[:1] for arg in args}) == 1 else args
     return _Seen(inputs, outputs, " ".join(f"{value.detach().double().abs().sum().item():.4g}" for value in values))
 
 

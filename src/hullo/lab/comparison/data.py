@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -15,15 +16,12 @@ from torch.utils.data import DataLoader
 from hullo.lab.comparison.budget import spell_count
 from hullo.lab.data.augment import draw_order
 from hullo.lab.data.dataset import hold_out
-from hullo.lab.distributed import World
 from hullo.lab.files import checksum
 from hullo.lab.run.loop import Batch
 
 EVAL_BATCH_SIZE = 250
 HELD_OUT = {"test": ("test", 0.2), "val": ("validation", 0.15)}
 """The shares of samples that are split off, one after the other, if no test or validation set is given."""
-FEW = 50
-"""With fewer test samples, the output warns."""
 
 Pair = tuple[Tensor, Tensor]
 
@@ -61,16 +59,6 @@ class Arrays(Data):
         """Return the targets of all parts."""
         return torch.cat([targets for _, targets in self.parts.values()])
 
-    def describe_absent(self) -> list[str]:
-        """Return notes on classes of which a part has no samples."""
-        present = {part: set(targets.unique().tolist()) for part, (_, targets) in self.parts.items()}
-        count = len(set.union(*present.values()))
-        return [
-            f"no {HELD_OUT.get(part, ('training',))[0]} samples of {count - len(own)} of {count} classes"
-            for part, own in present.items()
-            if len(own) < count
-        ]
-
     def fingerprint(self) -> str:
         """Return a checksum of all tensors."""
         tensors = {f"{part}{i}": self.parts[part][i].cpu().contiguous() for part in self.parts for i in (0, 1)}
@@ -82,9 +70,9 @@ class Arrays(Data):
         self.parts = {name: tuple(tensor.to(device) for tensor in pair) for name, pair in self.parts.items()}
         return self
 
-    def batches(self, seeds: Tensor, epoch: int, size: int, start: int, world: World) -> Iterator[Batch]:
+    def batches(self, seeds: Tensor, epoch: int, size: int, start: int) -> Iterator[Batch]:
         for part in torch.split(draw_order(seeds, epoch, self.count), size, 1)[start:]:
-            yield part.shape[1], (part,)
+            yield (part,)
 
     def load_batch(self, *batch: Tensor) -> Pair:
         (order,) = batch
@@ -138,10 +126,8 @@ class Stream(Data):
         self.device = device
         return self
 
-    def batches(self, seeds: Tensor, epoch: int, size: int, start: int, world: World) -> Iterator[Batch]:
-        for number, batch in enumerate(self._read("train", epoch)):
-            if number >= start:
-                yield 1, batch
+    def batches(self, seeds: Tensor, epoch: int, size: int, start: int) -> Iterator[Batch]:
+        return islice(self._read("train", epoch), start, None)
 
     def eval_batches(self, name: str) -> Iterator[tuple[Tensor, ...]]:
         return self._read(name, 0)
@@ -192,11 +178,6 @@ def read_arrays(train: Any, val: Any, test: Any, name: str = "data") -> Arrays:
             if one.shape[1:] != two.shape[1:] or one.is_floating_point() != two.is_floating_point():
                 shapes = f"{one.dtype} {tuple(one.shape[1:])} and {two.dtype} {tuple(two.shape[1:])}"
                 raise ValueError(f"the {kind} of train and {part} differ: {shapes} for each sample")
-    notes += [
-        f"only {spell_count(size, f'{what} sample')}"
-        for part, (what, _) in HELD_OUT.items()
-        if (size := len(parts[part][1])) < FEW
-    ]
     return Arrays(name, parts, notes)
 
 

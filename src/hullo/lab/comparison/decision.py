@@ -75,11 +75,6 @@ class Choice:
         original = self.values(ORIGINAL)
         return [value - original[seed] for seed, value in self.values(candidate).items()]
 
-    def has_failed(self, candidate: str) -> bool:
-        """Return whether all networks of a candidate, at its best rate, diverged."""
-        pair = (candidate, self.rates[candidate])
-        return all(math.isnan(score.val) for trial, score in self.scores.items() if trial[:2] == pair)
-
     def is_at_edge(self, candidate: str) -> bool:
         """Return whether the best rate of a candidate is at an end of the grid."""
         return len(self.grid) > 1 and self.rates.get(candidate) in (self.grid[0], self.grid[-1])

@@ -40,10 +40,6 @@ MAX_SEEDS = 5
 """The largest number of seeds that a round of the choice adds."""
 RESERVE = 0.9
 """The share of the time left that the confirmation is planned for."""
-CHEAP = 1.3
-"""The cost of several seeds, as a multiple of that of one, up to which they are always added."""
-FIRST_SHARE = 0.3
-"""The share of the time for choosing that is spent on more than one seed in the first round."""
 
 
 @dataclass
@@ -107,20 +103,18 @@ class Engine:
         return choice
 
     def _count_seeds(self, pairs: Pairs, first: int, rounds_left: int) -> int:
-        """Return the number of seeds of a round: as many as have records, or as the time for choosing allows.
+        """Return the number of seeds of a round: as many as have records, or as its share of the time allows.
 
-        Seeds that hardly cost more than one, since a GPU trains them side by side, are always added. The first round
-        gets less of the time: later ones can make up for few seeds, but not for a grid that ends too early. A later
-        round is left out, with 0 seeds, if it would take time that the confirmation needs.
+        It is at least 1, but a later round is left out, with 0 seeds, if it would take time that the confirmation
+        needs.
         """
         seeds = takewhile(lambda seed: not self.missing([Trial(*pair, seed) for pair in pairs]), count(first))
-        trained, seconds = len(list(seeds)), self.predict(len(pairs))
-        if first and seconds + self.predict(2 * MIN_PAIRS) > self.clock.left:
+        trained = len(list(seeds))
+        if first and self.predict(len(pairs)) + self.predict(2 * MIN_PAIRS) > self.clock.left:
             return trained
-        share = (1.0 if first else FIRST_SHARE) * self.plan.left_to_choose(self.clock) / (1 + rounds_left)
-        allowed = max(share, CHEAP * seconds)
-        fitting = (n for n in range(1, MAX_SEEDS + 1) if self.predict(n * len(pairs)) <= allowed)
-        return max(trained, *fitting)
+        share = self.plan.left_to_choose(self.clock) / (1 + rounds_left)
+        fitting = [n for n in range(1, MAX_SEEDS + 1) if self.predict(n * len(pairs)) <= share]
+        return max(trained, 1, *fitting)
 
     def _confirm(self, choice: Choice, worth: float) -> Verdict | None:
         """Look at the challenger and the original on fresh seeds.

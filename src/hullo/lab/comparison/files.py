@@ -117,17 +117,10 @@ def read_csv(path: Path, target: str | None = None, *, regress: bool = False) ->
     name = header[-1] if target is None else target
     if name not in header:
         raise DataError(f"{path} has no column {name!r}; it has {', '.join(header[:20])}")
-    missing = [[cell.strip().lower() in MISSING for cell in row] for row in rows]
-    complete = [row for row, gaps in zip(rows, missing, strict=True) if not any(gaps)]
+    complete = [row for row in rows if not any(cell.strip().lower() in MISSING for cell in row)]
     if not complete:
-        most, column = max(zip(map(sum, zip(*missing, strict=True)), header, strict=True))
-        raise DataError(
-            f"{path}: none of {len(rows)} rows has all values; column {column!r} lacks {most}: fill or remove it"
-        )
-    columns = {
-        column: _read_column(cells, f"{path}, column {column!r}")
-        for column, cells in zip(header, zip(*complete, strict=True), strict=True)
-    }
+        raise DataError(f"{path}: none of {len(rows)} rows has all values; fill or remove columns that lack them")
+    columns = dict(zip(header, map(_read_column, zip(*complete, strict=True)), strict=True))
     targets = _read_targets(columns.pop(name), f"{path}, column {name!r}", regress=regress)
     texts = [column for column, values in columns.items() if not isinstance(values, Tensor) and _is_text(values)]
     features = [_encode(values) for column, values in columns.items() if column not in texts]
@@ -160,15 +153,12 @@ def _read_rows(path: Path) -> tuple[list[str], list[list[str]]]:
     return header, rows
 
 
-def _read_column(cells: Sequence[str], where: str) -> Tensor | Sequence[str]:
+def _read_column(cells: Sequence[str]) -> Tensor | Sequence[str]:
     """Return a column as numbers, or as words if they are none."""
     try:
-        values = torch.tensor([float(cell) for cell in cells], dtype=torch.float64)
+        return torch.tensor([float(cell) for cell in cells], dtype=torch.float64)
     except ValueError:
         return cells
-    if not bool(values.isfinite().all()):
-        raise DataError(f"{where}: a number is not finite; remove its row")
-    return values
 
 
 def _is_text(words: Sequence[str]) -> bool:

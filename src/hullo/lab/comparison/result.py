@@ -199,8 +199,6 @@ class Result:
         edge = [label for label, name in names.items() if self.choice.is_at_edge(name)]
         for number, row in enumerate(self.rows):
             score, change = spell_number(row.validation, MEAN), self._signed(self.task.sign * row.change)
-            if self.choice.has_failed(names[row.candidate]):
-                score, change = "diverged", ""
             rate = f"{row.lr:g}{'*' * (row.candidate in edge)}"
             table.append((row.candidate, rate, score, change if number else "", str(row.validation_seeds)))
         if len(table) == 1:

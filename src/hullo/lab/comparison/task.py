@@ -143,11 +143,9 @@ def make_task(
 
     Some targets say which; they are None if only the user's step knows them.
     """
-    for name, given in (("loss", loss), ("metric", metric)):
+    for given in (loss, metric):
         if isinstance(given, type):
-            raise ValueError(
-                f"{name} is the class {given.__name__}; give a function or a module, as {given.__name__}()"
-            )
+            raise ValueError(f"{given.__name__} is a class; give a function or a module, as {given.__name__}()")
     if loss is None:
         loss = "mse" if targets is None or targets.is_floating_point() else "cross_entropy"
     if isinstance(loss, str) and loss not in LOSSES:

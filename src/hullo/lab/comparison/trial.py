@@ -107,7 +107,7 @@ class TrialLoop(Loop):
             losses = call_step(self.user_step, self.population, batch)[:, None]
             return losses, losses
         inputs, targets = batch
-        outputs = self._forward(inputs, in_dims=in_dims).float()
+        outputs = self.population(inputs, in_dims=in_dims).float()
         aimed = targets.expand(len(outputs), *targets.shape) if in_dims is None else targets
         losses = self.task.losses(outputs.flatten(0, 1), aimed.flatten(0, 1))
         return losses.view(len(outputs), -1), outputs
@@ -187,8 +187,6 @@ class SingleNetwork(nn.Module):
 
     On a GPU it is compiled, with CUDA graphs where it allows them.
     """
-
-    first_sample = 0
 
     def __init__(self, network: nn.Module, trial: Trial) -> None:
         super().__init__()

@@ -20,10 +20,9 @@ from hullo.lab.comparison.decision import FRESH, Trial
 from hullo.lab.comparison.store import score_of
 from hullo.lab.comparison.trial import Setup, TrialLoop
 from hullo.lab.errors import RunError
-from hullo.lab.run.cluster import RETRIES, import_ray
+from hullo.lab.run.cluster import import_ray, run_tasks
 from hullo.lab.run.local import build_record
 from hullo.lab.run.weights import MORE, ChosenEpochs
-from hullo.lab.signals import check_stop
 from hullo.lab.spec.environment import Environment, choose_device, device_name, environment
 from hullo.lab.spec.records import ACCURACY, Record, round_number
 from hullo.lab.spec.run_spec import Spec
@@ -34,8 +33,6 @@ MEMORY_SHARE = 0.8
 """The share of a GPU's memory that is planned for."""
 MEASURED, ENDLESS = 10, 10**6
 """The steps that are measured for the plan, and the epochs of a training that is not finished."""
-WAIT = 1.0
-"""Seconds to wait for a task before a look at whether to stop."""
 
 
 class Here:
@@ -58,27 +55,19 @@ class RayWorkers:
         self.ray, self.device = import_ray(), torch.device("cuda" if gpus else "cpu")
         resources = self.ray.cluster_resources()
         self.count = max(1, int(resources.get("GPU", 0.0) / gpus if gpus else resources["CPU"]))
-        self.task = self.ray.remote(num_cpus=1, num_gpus=gpus, max_retries=RETRIES)(_work)
+        self.gpus = gpus
         self._given: Any = None
 
     def map(self, function: Callable[..., Any], setup: Setup, calls: Sequence[Any], **_: Any) -> Iterator[Any]:
         """Yield the same, in any order; keyword arguments are for work in this process."""
         self._given = self._given or self.ray.put(setup)  # once, since it has the data
-        running = [self.task.remote(self._given, self.device.type, function, call) for call in calls]
-        try:
-            while running:
-                finished, running = self.ray.wait(running, timeout=WAIT)
-                check_stop()
-                for task in finished:
-                    yield self.ray.get(task)
-        except self.ray.exceptions.RayError as error:
-            cause = getattr(error, "cause", None)  # what the task raised; None if Ray gave up
-            if cause is None or isinstance(cause, ValueError):
-                raise RunError(f"on the cluster: {str(cause or error).splitlines()[0]}") from None
-            raise cause from None
-        finally:
-            for task in running:
-                self.ray.cancel(task, force=True)
+        tasks = {number: (self._given, self.device.type, function, call) for number, call in enumerate(calls)}
+        for _number, result in run_tasks(_work, tasks, self.gpus, force=True):
+            if isinstance(result, ValueError):
+                raise RunError(f"on the cluster: {str(result).splitlines()[0]}")
+            if isinstance(result, Exception):
+                raise result
+            yield result
 
 
 Workers = Here | RayWorkers

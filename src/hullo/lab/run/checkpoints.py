@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from hullo.lab.files import locked, read_tensors, remove, write_tensors
+from hullo.lab.files import locked, read_tensors, write_tensors
 from hullo.lab.run.loaders import Loader
 from hullo.lab.run.training import Training
 from hullo.lab.spec.checkpoint_files import REMEDY, VERSION, read_members, scan_checkpoints
@@ -62,7 +62,7 @@ class Checkpoints:
         return chosen
 
     def delete(self, specs: tuple[Spec, ...]) -> None:
-        remove(self._path(specs))
+        self._path(specs).unlink(missing_ok=True)
 
     @contextmanager
     def lock(self, specs: tuple[Spec, ...], on_wait: Callable[[int], None]) -> Iterator[None]:

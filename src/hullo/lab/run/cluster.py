@@ -10,14 +10,13 @@ from __future__ import annotations
 import os
 import platform
 import socket
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 from secrets import token_hex
-from tempfile import NamedTemporaryFile
 from typing import Any
 
 from rich.console import Console
@@ -29,7 +28,7 @@ from hullo.lab.run.loaders import loader_key, open_loader
 from hullo.lab.run.local import LocalRunner, describe_accuracies
 from hullo.lab.run.queue import Members, RunQueue, describe_population, out_of_memory_error
 from hullo.lab.run.sources import Source
-from hullo.lab.signals import reinstall, stop_request, unwinding
+from hullo.lab.signals import check_stop, reinstall, stop_request, unwinding
 from hullo.lab.spec.environment import choose_device, device_name, environment
 from hullo.lab.spec.records import Record
 
@@ -39,25 +38,21 @@ TIMEOUT = 5.0
 RETRIES = 20
 """Number of times that a task is restarted after its worker or its machine died."""
 
+WAIT = 1.0
+"""Seconds to wait for tasks before a look at whether to stop."""
+
 QUIET_ENV = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
 """Environment variables that turn off Ray's usage reports and its output."""
 
-TIMEOUT_ENV = {
-    "RAY_NUM_REDIS_GET_RETRIES": "1",
-    "RAY_gcs_rpc_server_connect_timeout_s": "1",
-    "RAY_py_gcs_connect_timeout_s": f"{TIMEOUT:g}",
-}
-"""Environment variables that limit Ray's connection attempts, which otherwise take a quarter of an hour."""
-
 
 @contextmanager
-def connect(address: str | None) -> Iterator[None]:
+def connect(address: str | None = None) -> Iterator[None]:
     """Connect to the Ray cluster at an address or at `RAY_ADDRESS`, else start one on this machine for the block."""
     address = address or os.environ.get("RAY_ADDRESS")
     options: dict[str, Any] = {"address": address or "local", "log_to_driver": False, "logging_level": "ERROR"}
     if address:
         _check(address)
-        os.environ.update(QUIET_ENV | TIMEOUT_ENV)
+        os.environ.update(QUIET_ENV)
     else:
         options |= {"include_dashboard": False, "object_store_memory": 2**27}
         os.environ.update(QUIET_ENV | {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"})  # listen on localhost only
@@ -98,7 +93,9 @@ def _check(address: str) -> None:
         ) from error
 
 
-def check_engine(engine: str, device: str | None, ray_address: str | None, gpus_per_task: float | None) -> None:
+def check_engine(
+    engine: str, device: str | None, ray_address: str | None = None, gpus_per_task: float | None = None
+) -> None:
     """Raise a ValueError if an engine is unknown, or other options contradict it."""
     if engine not in ("local", "ray"):
         raise ValueError(f"unknown engine {engine!r}; available: local, ray")
@@ -108,7 +105,7 @@ def check_engine(engine: str, device: str | None, ray_address: str | None, gpus_
         raise ValueError("ray_address and gpus_per_task need engine=ray")
 
 
-def choose_gpus(requested: float | None) -> float:
+def choose_gpus(requested: float | None = None) -> float:
     """Return the number of GPUs per task: as many as requested, else one if the cluster has GPUs, else none."""
     most: float = max(node["Resources"].get("GPU", 0.0) for node in import_ray().nodes() if node["Alive"])
     if requested is None:
@@ -116,6 +113,34 @@ def choose_gpus(requested: float | None) -> float:
     if requested > most:
         raise ValueError(f"gpus_per_task={requested:g}: no machine of the cluster has a GPU; give 0 to train on CPUs")
     return requested
+
+
+def run_tasks(
+    function: Callable[..., Any], calls: Mapping[Any, Sequence[Any]], gpus: float, *, force: bool = False
+) -> Generator[tuple[Any, Any], None, None]:
+    """Run a task for each call, given its arguments; yield its key, and what it returned or raised, once it ends.
+
+    Tasks that run when the iterator is closed are cancelled: with `force` at once, else they may save their state.
+    """
+    ray = import_ray()
+    task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=RETRIES)(function)
+    running = {task.remote(*arguments): key for key, arguments in calls.items()}
+    try:
+        while running:
+            finished, _ = ray.wait(list(running), timeout=WAIT)
+            check_stop()
+            for reference in finished:
+                key = running.pop(reference)
+                try:
+                    result = ray.get(reference)
+                except ray.exceptions.RayError as error:
+                    result = getattr(error, "cause", None) or RunError(str(error).splitlines()[0])
+                yield key, result
+    finally:
+        for reference in running:
+            ray.cancel(reference, force=force)
+        if running and not force:
+            ray.wait(list(running), num_returns=len(running))
 
 
 @dataclass(frozen=True)
@@ -141,95 +166,46 @@ class RayRunner:
 
         If a population fails, the others are finished first; then a RunError is raised.
         """
-        with NamedTemporaryFile(dir=self.queue.output, prefix=".") as marker:  # tasks look for it
-            tasks = _Tasks(self, progress, marker.name)
-            try:
-                while tasks.submit():
-                    tasks.wait()
-            finally:
-                tasks.stop()
-        if tasks.failed:
-            raise RunError("; ".join(dict.fromkeys(tasks.failed.values())))
+        failed: dict[Members, str] = {}
+        while populations := self.queue.populations({spec for population in failed for spec in population}):
+            calls = {population: (self, population) for population in populations}
+            with closing(run_tasks(_train, calls, self.gpus)) as results:
+                for done, (population, result) in enumerate(results, 1):
+                    if not isinstance(result, Exception):
+                        ended = f"{describe_population(population)} finished on {self._commit(population, *result)}"
+                        progress.log(ended, done, len(calls))
+                    elif reason := self._fail(population, result, progress):
+                        failed[population] = reason
+        if failed:
+            raise RunError("; ".join(dict.fromkeys(failed.values())))
         return self.queue.results()
 
-
-class _Tasks:
-    """The running tasks of a RayRunner, and the populations that failed."""
-
-    def __init__(self, runner: RayRunner, progress: Progress, marker: str) -> None:
-        self.ray, self.runner, self.progress = import_ray(), runner, progress
-        self.task = self.ray.remote(num_cpus=1, num_gpus=runner.gpus, max_retries=RETRIES)(_train)
-        self.marker = marker
-        self.running: dict[Any, Members] = {}
-        self.failed: dict[Members, str] = {}
-        self.finished = 0
-
-    def submit(self) -> bool:
-        """Submit a task for every population that has none; return whether any task is running."""
-        submitted = {spec for population in (*self.running.values(), *self.failed) for spec in population}
-        for population in self.runner.queue.populations(submitted):
-            task = self.task.options(name=describe_population(population))
-            self.running[task.remote(self.runner, population, self.marker)] = population
-        return bool(self.running)
-
-    def wait(self) -> None:
-        """Wait for the next message of a task and handle it."""
-        (task,), _ = self.ray.wait(list(self.running), num_returns=1)
-        population = self.running[task]
-        try:
-            node, records = self.ray.get(next(task))
-        except self.ray.exceptions.RayError as error:
-            del self.running[task]
-            self._fail(population, error)
-            return
-        message = f"{describe_population(population)} started on {node}"
-        if records is not None:
-            message = f"{describe_population(population)} finished on {node}, {self._commit(population, records)}"
-            del self.running[task]
-            self.finished += 1
-        self.progress.log(message, self.finished, self.finished + len(self.running))
-
-    def stop(self) -> None:
-        """Cancel the tasks, and wait until they have saved their checkpoints."""
-        for task in self.running:
-            self.ray.cancel(task)
-        if self.running:
-            self.ray.wait([task.completed() for task in self.running], num_returns=len(self.running))
-
-    def _commit(self, population: Members, records: list[Record]) -> str:
+    def _commit(self, population: Members, node: str, records: list[Record]) -> str:
         """Write a task's records and return a summary; there are none if another process trained the population."""
         if not records:
-            return "trained by another process"
-        with self.runner.queue.checkpoints.lock(population, lambda _: None):
-            self.runner.queue.commit(population, records)
+            return f"{node}, trained by another process"
+        with self.queue.checkpoints.lock(population, lambda _: None):
+            self.queue.commit(population, records)
         duration = timedelta(seconds=round(records[0].seconds))
-        return f"{describe_accuracies([record.accuracy for record in records])}, {duration}"
+        return f"{node}, {describe_accuracies([record.accuracy for record in records])}, {duration}"
 
-    def _fail(self, population: Members, error: Exception) -> None:
-        cause = getattr(error, "cause", None)  # the exception that the task raised
-        is_full = cause is not None and is_out_of_memory(cause)
-        if is_full and len(population) > 1:
-            self.progress.note(self.runner.queue.split_in_half(population))
-            return
-        if is_full:
-            self.failed[population] = str(out_of_memory_error(population))
-        elif isinstance(cause, ValueError):
-            self.failed[population] = str(cause)
-        elif cause is None:  # Ray gave up
-            self.failed[population] = f"{describe_population(population)}: {str(error).splitlines()[0]}"
-        else:
+    def _fail(self, population: Members, error: Exception, progress: Progress) -> str:
+        """Return why a population failed, or an empty string if its halves are trained next."""
+        if is_out_of_memory(error) and len(population) > 1:
+            progress.note(self.queue.split_in_half(population))
+            return ""
+        if is_out_of_memory(error):
+            return str(out_of_memory_error(population))
+        if not isinstance(error, ValueError):
             raise error
-        if self.running:
-            self.progress.note(f"{self.failed[population]}; the other populations continue")
+        progress.note(f"{error}; other populations continue")
+        return str(error)
 
 
-def _train(runner: RayRunner, population: Members, marker: str) -> Iterator[tuple[str, list[Record] | None]]:
-    """Train a population as a Ray task: yield the node's name at the start, and the records at the end."""
-    node, spec, output = platform.node(), population[0], runner.queue.output
-    yield node, None
+def _train(runner: RayRunner, population: Members) -> tuple[str, list[Record]]:
+    """Train a population as a Ray task; return the node's name and the records."""
+    node, spec = platform.node(), population[0]
     try:
-        if not Path(marker).exists():
-            raise ValueError(f"{output} is not the driver's output directory; share it between all machines")
         if runner.sources and spec.column not in (named := [source.open() for source in runner.sources]):
             raise ValueError(
                 f"the files of {spec.column} differ here: {', '.join(map(str, named))}; share them between all machines"
@@ -237,10 +213,9 @@ def _train(runner: RayRunner, population: Members, marker: str) -> Iterator[tupl
         device = choose_device("cuda" if runner.gpus else "cpu")
         loaders = {loader_key(spec): open_loader(spec, runner.data_dir, device)}
         with Progress(Console(), quiet=True) as progress, stop_request() as stop:
-            queue = RunQueue(population, output, weights=runner.queue.weights)
+            queue = RunQueue(population, runner.queue.output, weights=runner.queue.weights)
             local = LocalRunner(queue, loaders, environment(device_name(device)), runner.checkpoint_every)
             with local.lock(population, progress) as is_missing:
-                records = local.train(population, progress, stop) if is_missing else []
+                return node, local.train(population, progress, stop) if is_missing else []
     except (ValueError, OSError) as error:
         raise ValueError(f"on {node}: {error}") from error
-    yield node, records

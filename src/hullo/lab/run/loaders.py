@@ -16,7 +16,6 @@ from hullo.lab.data.ilsvrc2012.augment import CROP, center_crops, crop, draw_cro
 from hullo.lab.data.ilsvrc2012.pack import Pack
 from hullo.lab.data.ilsvrc2012.stream import read_ahead, to_device
 from hullo.lab.data.release import DataError
-from hullo.lab.distributed import SINGLE_PROCESS, World  # noqa: F401 (in an example)
 from hullo.lab.networks import DataShape
 from hullo.lab.run.loop import Batch, Batches
 from hullo.lab.spec.recipes import STREAMED, Augmentation
@@ -42,8 +41,8 @@ class Loader(Batches, Protocol):
     def load_batch(self, *batch: Tensor) -> tuple[Tensor | AugmentedImages, Tensor]:
         """Return each member's images and labels, (K, B), or images (B, C, H, W) for all members and labels (B)."""
 
-    def eval_batches(self, name: str, world: World) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield this process's shard of an evaluation set: images (B, C, H, W) and labels (B)."""
+    def eval_batches(self, name: str) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield an evaluation set: images (B, C, H, W) and labels (B)."""
 
 
 def loader_key(spec: Spec) -> tuple[str, int, str]:
@@ -68,10 +67,9 @@ class InMemoryLoader:
 
     >>> from hullo.lab import data
     >>> loader = InMemoryLoader(data.load("fashion-mnist-sample"))
-    >>> global_size, batch = next(loader.batches(torch.tensor([0, 1]), epoch=0, size=32, start=0, world=SINGLE_PROCESS))
-    >>> images, labels = loader.load_batch(*batch)
-    >>> global_size, images.shape, labels.shape
-    (32, torch.Size([2, 32, 1, 28, 28]), torch.Size([2, 32]))
+    >>> images, labels = loader.load_batch(*next(loader.batches(torch.tensor([0, 1]), epoch=0, size=32, start=0)))
+    >>> images.shape, labels.shape
+    (torch.Size([2, 32, 1, 28, 28]), torch.Size([2, 32]))
     """
 
     is_complete = True
@@ -89,23 +87,20 @@ class InMemoryLoader:
         self.count = len(dataset.train_labels)
         self.eval_sizes = {name: len(labels) for name, (_, labels) in dataset.eval_sets.items()}
 
-    def batches(self, seeds: Tensor, epoch: int, size: int, start: int, world: World) -> Iterator[Batch]:
+    def batches(self, seeds: Tensor, epoch: int, size: int, start: int) -> Iterator[Batch]:
         sequences = [draw_order(seeds, epoch, self.count)]
         if self.dataset.holds_images:
             sides, options = self.dataset.train_images.shape[-2:], self.augmentation
             sequences.append(draw_moves(seeds, epoch, sequences[0], sides, flip=options.flip, shift=options.shift))
-        for parts in zip(*(torch.split(sequence, size, 1)[start:] for sequence in sequences), strict=True):
-            global_size = parts[0].shape[1]
-            yield global_size, tuple(part[:, world.shard(global_size)] for part in parts)
+        yield from zip(*(torch.split(sequence, size, 1)[start:] for sequence in sequences), strict=True)
 
     def load_batch(self, *batch: Tensor) -> tuple[Tensor | AugmentedImages, Tensor]:
         order, *moves = batch
         samples, labels = self.dataset.train_images, self.dataset.train_labels[order]
         return (AugmentedImages(samples, order, *moves) if moves else samples[order]), labels
 
-    def eval_batches(self, name: str, world: World) -> Iterator[tuple[Tensor, Tensor]]:
-        shard = world.shard(self.eval_sizes[name])
-        images, labels = (tensor[shard] for tensor in self.dataset.eval_sets[name])
+    def eval_batches(self, name: str) -> Iterator[tuple[Tensor, Tensor]]:
+        images, labels = self.dataset.eval_sets[name]
         for batch in zip(torch.split(images, EVAL_BATCH_SIZE), torch.split(labels, EVAL_BATCH_SIZE), strict=True):
             yield _scale_images(batch[0]), batch[1]
 
@@ -141,7 +136,7 @@ class StreamingLoader:
         self.mean = pack.load_mean().to(device)
         self.example = torch.zeros(2, 3, CROP, CROP)
 
-    def batches(self, seeds: Tensor, epoch: int, size: int, start: int, world: World) -> Iterator[Batch]:
+    def batches(self, seeds: Tensor, epoch: int, size: int, start: int) -> Iterator[Batch]:
         if len(set(seeds.tolist())) > 1:
             raise ValueError(f"members that share a stream of images must have the same seed; got {seeds.tolist()}")
         (order,) = draw_order(seeds[:1], epoch, self.count)
@@ -149,20 +144,14 @@ class StreamingLoader:
         indices, labels, crops = (
             torch.split(sequence, size)[start:] for sequence in (order.cpu(), self.train_labels[order], crops)
         )
-        shards = [world.shard(len(step)) for step in indices]
-        read = read_ahead(self.train, (step[shard] for step, shard in zip(indices, shards, strict=True)))
-        for images, shard, *parts in zip(to_device(read, self.device), shards, labels, crops, strict=True):
-            yield len(parts[0]), (images, *(part[shard] for part in parts))
+        yield from zip(to_device(read_ahead(self.train, indices), self.device), labels, crops, strict=True)
 
     def load_batch(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
         images, labels, crops = batch
         return self._crop(images, crops), labels
 
-    def eval_batches(self, name: str, world: World) -> Iterator[tuple[Tensor, Tensor]]:
-        shard = world.shard(self.eval_sizes[name])
-        indices, labels = (
-            torch.split(sequence[shard], EVAL_BATCH_SIZE) for sequence in (self.val_indices, self.val_labels)
-        )
+    def eval_batches(self, name: str) -> Iterator[tuple[Tensor, Tensor]]:
+        indices, labels = (torch.split(sequence, EVAL_BATCH_SIZE) for sequence in (self.val_indices, self.val_labels))
         crops = center_crops(EVAL_BATCH_SIZE, self.device)
         read = to_device(read_ahead(self.val, indices), self.device)
         for images, batch_labels in zip(read, labels, strict=True):

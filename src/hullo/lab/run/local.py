@@ -6,7 +6,7 @@ import gc
 import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from statistics import median
@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 
 from hullo._compat import is_out_of_memory
-from hullo.lab.distributed import SINGLE_PROCESS, World
 from hullo.lab.networks import check_size
 from hullo.lab.progress import Progress
 from hullo.lab.run.loaders import Loader, loader_key
 from hullo.lab.run.loop import Loop
-from hullo.lab.run.queue import Members, RunQueue, describe_population, out_of_memory_error, weights_path
+from hullo.lab.run.queue import Members, RunQueue, describe_population, weights_path
 from hullo.lab.run.training import Training
 from hullo.lab.run.weights import ChosenEpochs, check_savable, save_weights
 from hullo.lab.signals import stop_request
@@ -38,21 +37,19 @@ REFRESH_SECONDS = 0.5
 
 @dataclass
 class LocalRunner:
-    """Train the runs of a queue in this process, or in the processes of `torchrun`, one population after the other.
+    """Train the runs of a queue in this process, one population after the other.
 
     Args:
-        queue: the runs and their output directory, which all processes share.
+        queue: the runs and their output directory.
         loaders: the loaders of the runs, by :func:`hullo.lab.run.loaders.loader_key`.
         environment: the machine and the versions to record.
         checkpoint_every: seconds between checkpoints.
-        world: the processes that train each population together.
     """
 
     queue: RunQueue
     loaders: Mapping[tuple[str, int, str], Loader]
     environment: Environment
     checkpoint_every: float = 30.0
-    world: World = SINGLE_PROCESS
 
     def __post_init__(self) -> None:
         """Raise a ValueError if images are too small for a network, before anything is trained."""
@@ -62,18 +59,9 @@ class LocalRunner:
     def run(self, progress: Progress) -> list[Record]:
         """Train the runs without a record and return all records; Ctrl-C saves, then raises KeyboardInterrupt."""
         with stop_request() as stop:
-            self._check_later(self.world.broadcast(self.queue.populations())[1:])
-            while populations := self.world.broadcast(self.queue.populations()):
+            while populations := self.queue.populations():
                 self._train_or_split(populations[0], progress, stop)
-            self.world.broadcast(None)  # the main process has written all records
         return self.queue.results()
-
-    def _check_later(self, populations: Sequence[Members]) -> None:
-        """Raise a ValueError now if a user's network cannot be trained later, after other networks."""
-        for population in populations:
-            if population[0].is_own_network:
-                for spec in {spec.activation: spec for spec in population}.values():
-                    Training([spec], self.loaders[loader_key(spec)], self.world)
 
     @contextmanager
     def lock(self, population: Members, progress: Progress) -> Iterator[bool]:
@@ -83,31 +71,30 @@ class LocalRunner:
             if attempt == 0:
                 progress.note(f"another process is training these networks in {self.queue.output}; waiting for it")
 
-        with self.queue.checkpoints.lock(population, wait) if self.world.is_main else nullcontext():
-            yield self.world.broadcast(population in self.queue.populations())
+        with self.queue.checkpoints.lock(population, wait):
+            yield population in self.queue.populations()
 
     def train(self, population: Members, progress: Progress, stop: Event) -> list[Record]:
         """Train a population, from its checkpoint if there is one, and return its records; keep the checkpoint."""
         spec, checkpoints = population[0], self.queue.checkpoints
         progress.describe(f"preparing {describe_population(population)}")
-        training = Training(population, self.loaders[loader_key(spec)], self.world)
+        training = Training(population, self.loaders[loader_key(spec)])
         if self.queue.weights:
             check_savable(training.population[0], spec.network)
         chosen = ChosenEpochs(checkpoints.restore(training))
         display = _Display(training, progress)
 
         def save() -> None:
-            if self.world.is_main:
-                checkpoints.save(training, chosen.state)
+            checkpoints.save(training, chosen.state)
 
         for now in training.run(stop, save, self.checkpoint_every):
             display.update(now)
-            if self.world.is_main and training.step == 0:
+            if training.step == 0:
                 _note_diverged(training, progress)
                 if self.queue.weights:
                     chosen.update(training)
         save()  # in case the process is killed before the records are written
-        if self.world.is_main and self.queue.weights:
+        if self.queue.weights:
             epochs = chosen.load_into(training.population)
             recorded = self.queue.records.find(population)  # by another process, with weights of its own
             for member, spec, epoch in zip(training.population, population, epochs, strict=True):
@@ -120,15 +107,11 @@ class LocalRunner:
         try:
             with self.lock(population, progress) as is_missing:
                 if is_missing:
-                    records = self.train(population, progress, stop)
-                    if self.world.is_main:
-                        self.queue.commit(population, records)
+                    self.queue.commit(population, self.train(population, progress, stop))
             return
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            if self.world.size > 1:
-                raise out_of_memory_error(population) from error
         gc.collect()
         torch.cuda.empty_cache()
         progress.note(self.queue.split_in_half(population))

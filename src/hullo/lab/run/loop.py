@@ -9,25 +9,23 @@ from threading import Event
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from hullo.lab.distributed import SINGLE_PROCESS, World
 from hullo.population import capture
 
-Batch = tuple[int, tuple[Tensor, ...]]
+Batch = tuple[Tensor, ...]
 
 
 class Batches(Protocol):
     """Interface of what a loop trains on: `batches` yields tensors, `load_batch` turns them into inputs and targets.
 
-    A batch is its global size, over all processes, and this process's shard. `load_batch` can be captured in a CUDA
-    graph.
+    `load_batch` can be captured in a CUDA graph.
     """
 
     device: torch.device
     count: int  # training samples per epoch
 
-    def batches(self, seeds: Tensor, epoch: int, size: int, start: int, world: World) -> Iterator[Batch]:
+    def batches(self, seeds: Tensor, epoch: int, size: int, start: int) -> Iterator[Batch]:
         """Yield the batches of an epoch, `size` samples each, starting with batch `start`."""
 
     def load_batch(self, *batch: Tensor) -> tuple[Any, Any]:
@@ -48,7 +46,6 @@ class Loop:
         precision: "float32", or "bfloat16" for mixed precision by autocast.
         drop_last: leave out the samples of an epoch that do not fill a batch.
         is_captured: whether a step on a GPU is a CUDA graph.
-        world: the processes that train the population together.
     """
 
     def __init__(
@@ -61,20 +58,16 @@ class Loop:
         precision: str = "float32",
         drop_last: bool = False,
         is_captured: bool = True,
-        world: World = SINGLE_PROCESS,
     ) -> None:
-        self.population, self.world = population, world
+        self.population = population
         self.optimizer: Any = None  # made once the number of steps is known
         self.loader: Any = loader
         self.epochs, self.batch_size, self.precision = epochs, batch_size, precision
-        self.is_captured = is_captured and world.size == 1 and loader.count >= batch_size
+        self.is_captured = is_captured and loader.count >= batch_size
         self.images = loader.count  # per epoch
         if drop_last and loader.count >= batch_size:
             self.images -= loader.count % batch_size
         self.steps = -(-self.images // batch_size)
-        self._forward: nn.Module = population
-        if world.size > 1:
-            self._forward = nn.parallel.DistributedDataParallel(population)
         self.epoch = self.step = 0
         self.seconds = 0.0
         self.total = torch.zeros(len(population), dtype=torch.float64, device=loader.device)
@@ -86,9 +79,8 @@ class Loop:
         while self.epoch < self.epochs:
             self.population.train()
             seeds = self.population.seeds
-            batches = self.loader.batches(seeds, self.epoch, self.batch_size, self.step, self.world)
-            for global_size, batch in islice(batches, self.steps - self.step):
-                self._global_size = global_size
+            batches = self.loader.batches(seeds, self.epoch, self.batch_size, self.step)
+            for batch in islice(batches, self.steps - self.step):
                 take_step(*batch)
                 self.step += 1
                 yield
@@ -113,15 +105,13 @@ class Loop:
                 raise KeyboardInterrupt
 
     def _take_step(self, *batch: Tensor) -> None:
-        """Take a step on this process's shard of a batch of `_global_size` samples."""
-        self.population.first_sample = self.world.shard(self._global_size).start
+        """Take a step on the mean loss of a batch."""
         self.optimizer.zero_grad()
         with self._autocast():
             losses = self._losses(*self.loader.load_batch(*batch))[0]
-        # DistributedDataParallel averages gradients over the processes, so each scales its loss by their number
-        losses.backward(torch.full_like(losses, self.world.size / self._global_size))  # type: ignore[no-untyped-call]
+        losses.backward(torch.full_like(losses, 1 / losses.shape[1]))  # type: ignore[no-untyped-call]
         self.optimizer.step()
-        self.total += self.world.all_reduce(losses.detach().sum(1))
+        self.total += losses.detach().sum(1)
 
     def _autocast(self) -> torch.autocast:
         """Return the autocast context of loading samples and of forward passes.

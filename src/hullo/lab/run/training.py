@@ -15,10 +15,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from hullo.lab import networks
-from hullo.lab.distributed import SINGLE_PROCESS, World
 from hullo.lab.run.loaders import Loader
 from hullo.lab.run.loop import Loop
 from hullo.lab.spec.recipes import parse_schedule
@@ -40,7 +38,6 @@ class Training(Loop):
     Args:
         specs: the members' specs; they may differ in activation, seed, learning rates and weight decay.
         loader: loads the images, on the device of the training.
-        world: the processes that train the population together.
 
     Example:
         >>> from hullo.lab import data
@@ -56,20 +53,16 @@ class Training(Loop):
         (0, 2, 120)
     """
 
-    def __init__(self, specs: Sequence[Spec], loader: Loader, world: World = SINGLE_PROCESS) -> None:
+    def __init__(self, specs: Sequence[Spec], loader: Loader) -> None:
         first = specs[0]
         if others := [spec for spec in specs if spec.population_key != first.population_key]:
             raise ValueError(
                 "members of a population may differ only in activation, seed, learning rates and weight decay; got "
                 f"{first} and {others[0]}"
             )
-        self.specs, self.loader, self.world = tuple(specs), loader, world
+        self.specs, self.loader = tuple(specs), loader
         sizes = asdict(loader.task) | {"example": loader.example}
         members = [networks.build(first.network, activation=s.activation, seed=s.seed, **sizes) for s in specs]
-        if world.size > 1 and any(isinstance(module, _BatchNorm) for module in members[0].modules()):
-            raise ValueError(
-                f"{first.network} has batch normalization, which needs complete batches; train it in one process"
-            )
         self.population = Population(members, seeds=[spec.seed for spec in specs]).to(loader.device)
         if first.is_own_network:
             self._check_network()
@@ -83,11 +76,10 @@ class Training(Loop):
             batch_size=first.batch_size,
             precision=first.precision,
             drop_last=first.recipe.drop_last,
-            world=world,
         )
-        self.optimizer = _optimizer(self.population, specs, self.steps, world)
+        self.optimizer = _optimizer(self.population, specs, self.steps)
         self.start = self.population.activations.coefficients.detach().cpu()
-        self._score_batch = self._score if world.size > 1 else capture(self._score)
+        self._score_batch = capture(self._score)
 
     @torch.no_grad()
     def _check_network(self) -> None:
@@ -100,10 +92,7 @@ class Training(Loop):
             self._check_call(example, training=False)
             self._check_call(batch, training=True)
             if rest := count % size:  # the last batch of an epoch
-                try:
-                    self._check_call(batch[:rest], training=True)
-                except ValueError as error:
-                    raise ValueError(f"{error}; the last batch has {rest}: choose another --batch-size") from error
+                self._check_call(batch[:rest], training=True)
         finally:
             self.population.load_state_dict(before)
 
@@ -126,7 +115,7 @@ class Training(Loop):
 
     def _losses(self, images: Tensor | AugmentedImages, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return each member's loss on each image, (K, B), and its logits."""
-        logits = self._forward(images, in_dims=0 if labels.dim() == 2 else None).float()
+        logits = self.population(images, in_dims=0 if labels.dim() == 2 else None).float()
         losses = F.cross_entropy(logits.flatten(0, 1), labels.expand(logits.shape[:2]).flatten(), reduction="none")
         return losses.view(logits.shape[:2]), logits
 
@@ -148,9 +137,9 @@ class Training(Loop):
         """Return each member's loss on an evaluation set, (K), and its top-k accuracies in percent, (K, len(topk))."""
         sums = self.total.new_zeros(1 + len(self.loader.topk), len(self.specs))
         with self._autocast():
-            for batch in self.loader.eval_batches(name, self.world):
+            for batch in self.loader.eval_batches(name):
                 sums += self._score_batch(*batch)
-        sums = self.world.all_reduce(sums) / self.loader.eval_sizes[name]
+        sums = sums / self.loader.eval_sizes[name]
         return sums[0], 100 * sums[1:].T
 
     def _score(self, images: Tensor, labels: Tensor) -> Tensor:
@@ -169,7 +158,7 @@ def are_probabilities(outputs: Tensor) -> bool:
     return outputs.shape[-1] > 1 and bool((outputs >= 0).all()) and bool(((outputs.sum(-1) - 1).abs() < 1e-3).all())
 
 
-def _optimizer(population: Population, specs: Sequence[Spec], steps: int, world: World) -> Optimizer:
+def _optimizer(population: Population, specs: Sequence[Spec], steps: int) -> Optimizer:
     """Return the optimizer; members may differ in learning rates, weight decay and the constant of the schedule."""
     first = specs[0]
     return make_optimizer(
@@ -180,8 +169,7 @@ def _optimizer(population: Population, specs: Sequence[Spec], steps: int, world:
         coefficient_lr_scale=[spec.coefficient_lr_scale for spec in specs],
         bias_lr_scale=first.recipe.bias_lr_scale,
         schedule=_schedule(specs, steps, population.seeds.device),
-        # DistributedDataParallel reduces the gradients of parameters, not of copies
-        copies=torch.bfloat16 if first.precision == "bfloat16" and world.size == 1 else None,
+        copies=torch.bfloat16 if first.precision == "bfloat16" else None,
     )
 
 

@@ -7,7 +7,6 @@ learned.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import re
 from collections.abc import Callable
@@ -78,11 +77,8 @@ class ActivationSpec:
             bases = in_order(resolve(spelled, strict=False))
             return cls(kind, bases, *_read_options(given, kind, bases))
         except ValueError as error:
-            called = re.fullmatch(r"\s*(\w+)\s*\(.*\)\s*", text)
-            close = difflib.get_close_matches(called[1].lower(), HULLS, n=1) if called and not hull else []
-            reason = f"unknown hull {called[1]!r} (did you mean {close[0]!r}?)" if called and close else error
             valid = f"a base function, prelu, or a hull ({', '.join(HULLS)}), as in convex(identity,relu)"
-            raise ValueError(f"invalid activation {text!r}: {reason}. An activation is {valid}") from None
+            raise ValueError(f"invalid activation {text!r}: {error}. An activation is {valid}") from None
 
     def __str__(self) -> str:
         if self.kind == "own":

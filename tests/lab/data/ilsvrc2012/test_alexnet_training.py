@@ -12,7 +12,6 @@ from hullo.lab.cli import app
 from hullo.lab.data.augment import draw_order
 from hullo.lab.data.ilsvrc2012.augment import center_crops, crop, draw_crops
 from hullo.lab.data.release import DataError
-from hullo.lab.distributed import SINGLE_PROCESS, World
 from hullo.lab.networks import NETWORKS, Entry
 from hullo.lab.run.loaders import open_loader
 from hullo.lab.run.training import Training
@@ -61,40 +60,35 @@ def test_batch_has_cropped_images_minus_mean_and_packed_labels(loader):
         227,
     )
     seeds, epoch = torch.tensor([5, 5]), 1
-    batches = [
-        (whole, *loader.load_batch(*batch)) for whole, batch in loader.batches(seeds, epoch, 5, 0, SINGLE_PROCESS)
-    ]
-    assert [whole for whole, _, _ in batches] == [5, 5, 2]
+    batches = [loader.load_batch(*batch) for batch in loader.batches(seeds, epoch, 5, 0)]
+    assert [len(labels) for _, labels in batches] == [5, 5, 2]
     (order,) = draw_order(seeds[:1], epoch, 12)
     (crops,) = draw_crops(seeds[:1], epoch, order[None])
     expected = crop(read_images(loader.train, order.tolist()), crops, loader.mean)
-    assert torch.equal(torch.cat([images for _, images, _ in batches]), expected)
-    assert torch.equal(torch.cat([labels for _, _, labels in batches]), loader.train.labels[order])
+    assert torch.equal(torch.cat([images for images, _ in batches]), expected)
+    assert torch.equal(torch.cat([labels for _, labels in batches]), loader.train.labels[order])
 
 
-def test_shards_of_all_processes_form_the_remaining_steps(loader):
-    seeds, world = torch.tensor([5]), [World(rank, 3) for rank in range(3)]
-    parts = [[batch for _, batch in loader.batches(seeds, 0, 5, 1, member)] for member in world]
-    for step, (_, whole) in enumerate(loader.batches(seeds, 0, 5, 1, SINGLE_PROCESS)):
-        together = [torch.cat(tensors) for tensors in zip(*(part[step] for part in parts), strict=True)]
-        assert all(map(torch.equal, together, whole))
+def test_an_epoch_continues_from_any_step(loader):
+    seeds = torch.tensor([5])
+    _, *rest = loader.batches(seeds, 0, 5, 0)
+    for one, two in zip(loader.batches(seeds, 0, 5, 1), rest, strict=True):
+        assert all(map(torch.equal, one, two))
 
 
 def test_evaluation_uses_the_center_crop_of_every_image_once(loader):
-    for processes in (1, 4):
-        batches = [batch for rank in range(processes) for batch in loader.eval_batches("test", World(rank, processes))]
-        labels = torch.cat([labels for _, labels in batches])
-        assert torch.equal(labels, loader.val.labels)
-        middle = crop(read_images(loader.val, [4]), center_crops(1), loader.mean)
-        assert torch.equal(torch.cat([images for images, _ in batches])[4:5], middle)
+    images, labels = map(torch.cat, zip(*loader.eval_batches("test"), strict=True))
+    assert torch.equal(labels, loader.val.labels)
+    middle = crop(read_images(loader.val, [4]), center_crops(1), loader.mean)
+    assert torch.equal(images[4:5], middle)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_images_have_the_dtype_of_the_first_convolution(loader, small, precision):
     spec = Spec.default("alexnet", "ilsvrc2012", "relu", epochs=1, batch_size=12, precision=precision)
     training = Training([spec], loader)
-    seen, forward = [], training._forward
-    training._forward = lambda images, **how: (seen.append(images), forward(images, **how))[1]
+    seen, forward = [], training.population.forward
+    training.population.forward = lambda images, **how: (seen.append(images), forward(images, **how))[1]
     for _ in training.advance():
         pass
     assert [len(images) for images in seen] == [12, 6]  # a step, and the evaluation
@@ -116,7 +110,7 @@ def test_recipe_of_alexnet_drops_the_last_batch_and_doubles_the_rate_of_biases(l
 
 def test_members_with_different_seeds_cannot_share_a_stream(loader):
     with pytest.raises(ValueError, match=r"same seed; got \[1, 2\]"):
-        next(loader.batches(torch.tensor([1, 2]), 0, 5, 0, SINGLE_PROCESS))
+        next(loader.batches(torch.tensor([1, 2]), 0, 5, 0))
     specs = [Spec.default("alexnet", "ilsvrc2012", "relu", seed=seed) for seed in (1, 2)]
     assert specs[0].population_key != specs[1].population_key
 
@@ -155,14 +149,13 @@ def test_partial_pack_has_the_classes_of_its_training_images(tmp_path, pack):
     loader = open_loader(Spec.default("alexnet", "ilsvrc2012", "relu"), tmp_path, CPU)
     assert (loader.task.num_classes, loader.eval_sizes) == (2, {"test": 4})
     (order,) = draw_order(torch.tensor([0]), 0, loader.count)
-    batches = [batch[1] for _, batch in loader.batches(torch.tensor([0]), 0, 5, 0, SINGLE_PROCESS)]
+    batches = [batch[1] for batch in loader.batches(torch.tensor([0]), 0, 5, 0)]
     assert torch.equal(torch.cat(batches), trained[order] // 2)
     numbers = (tested != 1).nonzero().flatten()
-    for processes in (1, 3):
-        batches = [batch for rank in range(processes) for batch in loader.eval_batches("test", World(rank, processes))]
-        assert torch.equal(torch.cat([labels for _, labels in batches]), tested[numbers] // 2)
-        middle = crop(read_images(loader.val, numbers.tolist()), center_crops(4), loader.mean)
-        assert torch.equal(torch.cat([images for images, _ in batches]), middle)
+    images, labels = map(torch.cat, zip(*loader.eval_batches("test"), strict=True))
+    assert torch.equal(labels, tested[numbers] // 2)
+    middle = crop(read_images(loader.val, numbers.tolist()), center_crops(4), loader.mean)
+    assert torch.equal(images, middle)
 
 
 def test_partial_pack_without_val_images_of_its_classes_is_rejected(tmp_path, pack):
