@@ -335,10 +335,3 @@ def test_record_with_edited_settings_is_rejected(tmp_path: Path) -> None:
     for edited in ("lr=0.2", "lr=0.1 lr=0.1", "lr", "b=1 a=1", "epochs=3", 5):
         file.write_text(json.dumps({**values, "spec": {**values["spec"], "settings": edited}}) + "\n")
         assert len(Records(file).scan()[1]) == 1
-
-
-def test_module_with_any_name_is_recorded(tmp_path: Path) -> None:
-    model = nn.ModuleDict({"a\tb": hullo.AffineHull("identity", "relu")})
-    with hullo.lab.record(model, tmp_path, network="net", data="data") as run:
-        run.log(test_accuracy=50.0)
-    assert [record.layers for record in read(tmp_path)] == [["a\\tb"]]

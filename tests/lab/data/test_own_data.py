@@ -186,7 +186,7 @@ class TestFolders:
             ("stray text", r"notes\.txt cannot be read as an image"),
             ("torn image", r"torn\.png cannot be read"),
             ("unknown class", "class 'bird' has no training images"),
-            ("no val", "no folder test"),
+            ("no val", "no test data"),
             ("empty", "contains no images"),
             ("bomb", r"0\.png cannot be read.*exceeds limit"),
         ],

@@ -6,13 +6,12 @@ import csv
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hullo.lab.comparison.data import Arrays, read_arrays
-from hullo.lab.data.own_data import as_samples, class_folders, load_arrays, read_images
+from hullo.lab.data.own_data import read_parts
 from hullo.lab.data.release import DataError
 from hullo.lab.networks import OwnNetwork
 from hullo.lab.spec.activation import ActivationSpec
@@ -23,11 +22,6 @@ MAX_WORDS = 50
 """Columns with more different words are names or texts."""
 MISSING = ("", "na", "nan", "null", "?")
 DELIMITERS = ",;\t"
-PARTS = ("train", "test", "val")
-EXPECTED = (
-    "give a folder with train/CLASS/* images, and perhaps test and val beside train, or with CLASS/*; a CSV file; or a "
-    "file .npz or .safetensors with the arrays x_train and y_train, and perhaps x_test, y_test, x_val and y_val"
-)
 
 
 def open_network(source: str, data: Arrays) -> Callable[[], nn.Module]:
@@ -57,38 +51,8 @@ def open_files(
         return read_csv(path, target, regress=regress)
     if target is not None:
         raise ValueError(f"--target {target} is only for CSV files; got {path}")
-    if path.is_dir():
-        parts = _read_folders(path, image_size)
-    elif image_size is not None:
-        raise ValueError(f"--image-size {image_size} is only for folders of images; got {path}")
-    else:
-        parts = _read_file(path)
+    parts, _ = read_parts(path, image_size)
     return read_arrays(parts["train"], parts.get("val"), parts.get("test"), _spell_name(path))
-
-
-def _read_folders(path: Path, image_size: int | None) -> dict[str, Any]:
-    """Return the images of ``train/CLASS/*``, and of test and val where there are any, or of ``CLASS/*``."""
-    folders = {part: path / part for part in PARTS if (path / part).is_dir()}
-    if not folders:
-        classes = class_folders(path)
-        if len(classes) > 1 and not any(child.is_dir() for folder in classes for child in folder.iterdir()):
-            folders = {"train": path}
-    if "train" not in folders:
-        raise DataError(f"{path} has neither a folder train nor a folder of images for each class; {EXPECTED}")
-    return dict(zip(folders, read_images([*folders.values()], image_size)[0], strict=True))
-
-
-def _read_file(path: Path) -> dict[str, Any]:
-    """Return the arrays ``x_train`` and ``y_train`` of a file, and those of test and val if there are any."""
-    if not path.is_file() or path.suffix not in (".npz", ".safetensors"):
-        raise DataError(f"{path} {'is no data set' if path.exists() else 'does not exist'}; {EXPECTED}")
-    arrays = load_arrays(path)
-    parts = {part: [arrays[name] for name in (f"x_{part}", f"y_{part}") if name in arrays] for part in PARTS}
-    for part, pair in parts.items():
-        if len(pair) == 1 or not parts["train"]:
-            given = ", ".join(sorted(arrays)[:8]) or "none"
-            raise DataError(f"{path}: give both x_{part} and y_{part}; it has the arrays {given}; {EXPECTED}")
-    return {part: (as_samples(pair[0]), pair[1]) for part, pair in parts.items() if pair}
 
 
 def _spell_name(path: Path) -> str:

@@ -22,9 +22,13 @@ from hullo.lab.data.dataset import Dataset
 from hullo.lab.data.release import DataError
 
 EXPECTED = (
-    "a data set is a folder with train/CLASS/* and test/CLASS/* images, or a file .npz or .safetensors with the arrays "
-    "x_train, y_train, x_test and y_test"
+    "give a folder with train/CLASS/* images, and test and val beside train, or a file .npz or .safetensors with the "
+    "arrays x_train and y_train, and those of test and val; hullo compare reads CSV files, too"
 )
+PARTS = ("train", "test", "val")
+
+Parts = dict[str, tuple[Tensor, Tensor]]
+"""The samples and targets of "train", and of "test" and "val" where there are any."""
 
 
 def open_data(path: str | Path, image_size: int | None = None) -> Dataset:
@@ -51,30 +55,50 @@ def open_data(path: str | Path, image_size: int | None = None) -> Dataset:
         ('points@2f23e7d9', torch.Size([6, 4]), 3)
     """
     path = Path(path)
-    if path.is_dir():
-        parts, classes = _read_folder(path, image_size)
-    elif image_size is not None:
-        raise ValueError(f"--image-size {image_size} is only for folders of images; got {path}")
-    elif path.is_file() and path.suffix in (".npz", ".safetensors"):
-        parts, classes = _read_arrays(path)
-    else:
-        raise DataError(f"{path} {'is not a data set' if path.exists() else 'does not exist'}; {EXPECTED}")
+    parts, classes = read_parts(path, image_size)
+    if len(parts) < 2:
+        raise DataError(f"{path} has no test data; {EXPECTED}")
+    try:
+        pairs = [(samples, _as_labels(labels)) for samples, labels in parts.values()]
+    except ValueError as error:
+        raise DataError(f"{path}: {error}") from None
+    present: Tensor = torch.unique(pairs[0][1])
+    if len(present) < 2 or not torch.equal(present, torch.arange(len(present))):
+        shown = ", ".join(map(str, present[:8].tolist())) or "none"
+        raise DataError(f"{path}: y_train has labels {shown}; number two classes or more 0, 1, 2, ... without gaps")
+    classes = classes or tuple(map(str, range(len(present))))
+    tensors = [tensor for pair in pairs for tensor in pair]
     digest = hashlib.sha256("\n".join(classes).encode())
-    for part in parts:
-        digest.update(f"{part.dtype} {tuple(part.shape)}".encode())
-        digest.update(part.contiguous().numpy().data)
+    for tensor in tensors:
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().numpy().data)
     resolved = path.resolve()
     stem = re.sub(r"[^\w.-]", "_", resolved.stem if path.is_file() else resolved.name)
-    return Dataset(f"{stem or 'data'}@{digest.hexdigest()[:8]}", classes, *parts)
+    return Dataset(f"{stem or 'data'}@{digest.hexdigest()[:8]}", classes, *tensors)
 
 
-def _read_folder(folder: Path, image_size: int | None) -> tuple[list[Tensor], tuple[str, ...]]:
-    """Read training and evaluation images and their labels from a folder."""
-    evaluations = [name for name in ("test", "val") if (folder / name).is_dir()]
-    if not (folder / "train").is_dir() or not evaluations:
-        raise DataError(f"{folder} has no folder {'test' if (folder / 'train').is_dir() else 'train'}; {EXPECTED}")
-    pairs, classes = read_images([folder / split for split in ("train", *evaluations)], image_size)
-    return [part for pair in pairs for part in pair], classes
+def read_parts(path: Path, image_size: int | None = None) -> tuple[Parts, tuple[str, ...]]:
+    """Return the parts of a data set as they are stored, and the classes of a folder."""
+    if path.is_dir():
+        return _read_folders(path, image_size)
+    if image_size is not None:
+        raise ValueError(f"--image-size {image_size} is only for folders of images; got {path}")
+    if not path.is_file() or path.suffix not in (".npz", ".safetensors"):
+        raise DataError(f"{path} {'is not a data set' if path.exists() else 'does not exist'}; {EXPECTED}")
+    return _read_arrays(path), ()
+
+
+def _read_folders(folder: Path, image_size: int | None) -> tuple[Parts, tuple[str, ...]]:
+    """Return the images of ``train/CLASS/*``, and of test and val where there are any, or of ``CLASS/*``."""
+    folders = {part: folder / part for part in PARTS if (folder / part).is_dir()}
+    if not folders:
+        classes = class_folders(folder)
+        if len(classes) > 1 and not any(child.is_dir() for each in classes for child in each.iterdir()):
+            folders = {"train": folder}
+    if "train" not in folders:
+        raise DataError(f"{folder} has neither a folder train nor a folder of images for each class; {EXPECTED}")
+    pairs, names = read_images([*folders.values()], image_size)
+    return dict(zip(folders, pairs, strict=True)), names
 
 
 def read_images(
@@ -152,24 +176,19 @@ def _decode(path: Path, size: int | None) -> Tensor:
     return torch.from_numpy(np.array(pixels).reshape(pixels.height, pixels.width, -1)).permute(2, 0, 1)
 
 
-def _read_arrays(path: Path) -> tuple[list[Tensor], tuple[str, ...]]:
-    """Read samples and labels from the arrays of a file."""
+def _read_arrays(path: Path) -> Parts:
+    """Return the arrays ``x_train`` and ``y_train`` of a file, and those of test and val if there are any."""
     arrays = load_arrays(path)
-    splits = ("train", "test", "val") if {"x_val", "y_val"} & arrays.keys() else ("train", "test")
-    names = [f"{kind}_{split}" for split in splits for kind in "xy"]
-    if missing := [name for name in names if name not in arrays]:
+    parts = {part: (f"x_{part}", f"y_{part}") for part in PARTS}
+    given = {part: names for part, names in parts.items() if part == "train" or not arrays.keys().isdisjoint(names)}
+    if missing := [name for names in given.values() for name in names if name not in arrays]:
         raise DataError(
             f"{path} has no array {missing[0]}; it has {', '.join(sorted(arrays)[:8]) or 'none'}; {EXPECTED}"
         )
     try:
-        parts = [(as_samples if name[0] == "x" else _as_labels)(arrays[name]) for name in names]
+        return {part: (as_samples(arrays[x]), arrays[y]) for part, (x, y) in given.items()}
     except ValueError as error:
         raise DataError(f"{path}: {error}") from None
-    present: Tensor = torch.unique(parts[1])
-    if len(present) < 2 or not torch.equal(present, torch.arange(len(present))):
-        shown = ", ".join(map(str, present[:8].tolist())) or "none"
-        raise DataError(f"{path}: y_train has labels {shown}; number two classes or more 0, 1, 2, ... without gaps")
-    return parts, tuple(map(str, range(len(present))))
 
 
 def load_arrays(path: Path) -> dict[str, Tensor]:
