@@ -49,7 +49,7 @@ class Noisy(nn.Module):
         super().__init__()
         self.lstm = nn.LSTM(4, 4, 2, dropout=0.5, batch_first=True)
         self.block = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.3, batch_first=True)
-        self.drops = nn.Sequential(nn.RReLU(), nn.AlphaDropout(0.3), nn.Dropout1d(0.2), nn.FeatureAlphaDropout(0.2))
+        self.drops = nn.Sequential(nn.Dropout(0.3), nn.Dropout1d(0.2))
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.drops(self.block(self.lstm(x)[0]))

@@ -215,15 +215,15 @@ class Dropping(nn.Module):
 
 
 class Noisy(nn.Module):
-    """Random numbers of other kinds: stochastic depth, alpha dropout, noise, random slopes."""
+    """Random numbers of other kinds: stochastic depth and noise."""
 
     def __init__(self, rate: float = 0.5) -> None:
         super().__init__()
         self.linear, self.out, self.rate = nn.Linear(3 * 64, 8), nn.Linear(8, 2), rate
-        self.alpha, self.act = nn.AlphaDropout(rate), nn.RReLU()
+        self.act = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.alpha(self.act(self.linear(x.flatten(1))))
+        y = self.act(self.linear(x.flatten(1)))
         kept = y.new_empty(len(y), 1).bernoulli_(1 - self.rate).div_(1 - self.rate)
         noise = torch.rand(y.shape, dtype=y.dtype) + torch.empty_like(y).normal_(std=0.1) - torch.randn_like(y)
         return self.out(F.gumbel_softmax(y * kept) + y * (self.rate + torch.rand_like(y)).floor() + noise * self.rate)

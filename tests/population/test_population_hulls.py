@@ -46,7 +46,7 @@ def test_per_channel_per_layer_and_fixed_activations_mix() -> None:
 
 def test_every_activation_of_pytorch_is_computed_beside_others() -> None:
     acts = [nn.Tanhshrink(), nn.LogSigmoid(), nn.Softshrink(0.3), nn.Hardshrink(0.3), nn.Threshold(0.1, 2.0, True)]
-    acts += [nn.Hardtanh(-0.2, 0.3), nn.Softmax(-1), nn.RReLU(0.2, 0.2), nn.Mish(), hullo.ConvexHull("relu", "tanh")]
+    acts += [nn.Hardtanh(-0.2, 0.3), nn.Softmax(-1), nn.Mish(), hullo.ConvexHull("relu", "tanh")]
     members = [nn.Sequential(nn.Linear(3, 4), act).double() for act in acts]
     x = torch.randn(len(members), 5, 3, dtype=torch.float64)
     population = Population(members)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from trained_alone import ACTIVATIONS, inputs_of, make
 
-from hullo.population import SGD, LoweringError, Population
+from hullo.population import SGD, ContractError, LoweringError, Population
 
 
 def test_explain_lists_vmapped_operations_with_lines(capfd: pytest.CaptureFixture[str]) -> None:
@@ -34,6 +34,10 @@ def test_explain_lists_vmapped_operations_with_lines(capfd: pytest.CaptureFixtur
 
 def branch(network: nn.Module, x: Tensor) -> Tensor:
     return x if x.sum() > 0 else -x
+
+
+def drop_alpha(network: nn.Module, x: Tensor) -> Tensor:
+    return F.alpha_dropout(x, training=True)
 
 
 def shuffle(network: nn.Module, x: Tensor) -> Tensor:
@@ -63,6 +67,7 @@ class Calling(nn.Module):
     [
         (branch, ("values", "if x.sum() > 0")),
         (shuffle, ("random", "self.function(self, x)")),
+        (drop_alpha, ("random", "self.function(self, x)")),
         pytest.param(
             lambda network, x: torch.func.vmap(torch.func.jacrev(network.linear))(x),
             ("torch.func", "jacrev"),
@@ -134,8 +139,10 @@ def test_averages_of_parameters_leave_none_of_an_activation_out() -> None:
         population.stacked.get_parameter("one.0.bias")[1] += 1.0
     for _ in range(2):
         torch.testing.assert_close([y[1] for y in population(x, in_dims=None)], list(networks[1](x)))
-    with pytest.raises(LoweringError, match=r"one\.1\.weight"):
-        Population([Momentum(nn.ReLU()), Momentum(nn.PReLU())])(x, in_dims=None)
+    networks = [Momentum(nn.ReLU()), Momentum(nn.PReLU())]
+    nn.init.constant_(networks[1].one[1].weight, 2.0)
+    with pytest.raises(ContractError, match="member 1 alone differs"):
+        Population(networks).check(x, in_dims=None)
 
 
 def test_activations_of_complex_numbers_are_those_of_members_alone() -> None:

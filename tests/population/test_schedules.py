@@ -44,22 +44,6 @@ def test_cosine_is_that_of_pytorch(length: int, end: float) -> None:
     )
 
 
-@given(length=lengths, start=fractions, end=fractions)
-def test_lines_are_those_of_pytorch(length: int, start: float, end: float) -> None:
-    assert_follows(
-        schedules.linear(length, start=start, end=end),
-        lambda optimizer: lr_scheduler.LinearLR(optimizer, start, end, length),
-        length + 3,
-    )
-
-
-@given(every=lengths, gamma=fractions)
-def test_steps_are_those_of_pytorch(every: int, gamma: float) -> None:
-    assert_follows(
-        schedules.step(every, gamma=gamma), lambda optimizer: lr_scheduler.StepLR(optimizer, every, gamma), 3 * every
-    )
-
-
 @given(length=st.integers(12, 60), pct=st.floats(0.1, 0.9), div=st.floats(1.5, 30), final=st.floats(1.5, 1e4))
 def test_one_cycle_is_that_of_pytorch(length: int, pct: float, div: float, final: float) -> None:
     assert_follows(
@@ -103,13 +87,13 @@ def test_warm_up_is_a_sequence_of_pytorch(warm: int, start: float, length: int) 
 
 
 def test_the_update_after_a_warm_up_is_the_first_of_the_next_schedule() -> None:
-    schedule = schedules.warm_up(4, then=schedules.linear(4, start=0.2))
-    assert [float(schedule(torch.tensor(float(count)))) for count in (3, 4, 8)] == pytest.approx([0.75, 0.2, 1.0])
+    schedule = schedules.warm_up(4, then=schedules.cosine(4, end=0.2))
+    assert [float(schedule(torch.tensor(float(count)))) for count in (3, 4, 8)] == pytest.approx([0.75, 1.0, 0.2])
 
 
 def test_members_have_their_own_lengths_and_keep_them_when_others_are_dropped() -> None:
     population = Population(lambda: nn.Linear(1, 1, bias=False), seeds=range(3))
-    optimizer = SGD(population, lr=1.0, schedule=schedules.linear([2, 4, 8], start=0.0))
+    optimizer = SGD(population, lr=1.0, schedule=schedules.warm_up([2, 4, 8], then=schedules.cosine(8)))
     start = population.stacked.weight.detach().clone()  # type: ignore[union-attr, operator]
     for _ in range(2):
         population.stacked.weight.grad = torch.ones_like(start)  # type: ignore[union-attr, operator]
@@ -129,7 +113,7 @@ def test_members_have_their_own_lengths_and_keep_them_when_others_are_dropped() 
     "make",
     [
         lambda: schedules.cosine(0),
-        lambda: schedules.linear(5, start=-1.0),
+        lambda: schedules.warm_up(5, schedules.cosine(8), start=-1.0),
         lambda: schedules.one_cycle([[1.0]]),  # type: ignore[list-item]
         lambda: schedules.one_cycle(10, pct_start=30),
     ],

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
-import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,52 +22,30 @@ def save(path: str | os.PathLike[str], population: Population, optimizer: Optimi
     parts["choices"] = choice.choices()
     if optimizer is not None:
         parts["optimizer"] = optimizer.state_dict()
-    path = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            torch.save(parts, file)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink()
-        raise
+    partial = Path(f"{os.fspath(path)}.partial")
+    torch.save(parts, partial)
+    partial.replace(path)
 
 
 def load(path: str | os.PathLike[str], population: Population, optimizer: Optimizer | None) -> None:
-    """Read a file in place; what does not fit raises an error and changes no numbers."""
+    """Read a file in place."""
     _check_optimizer(population, optimizer)
-    with open(path, "rb") as file:
-        if not zipfile.is_zipfile(file):
-            raise ValueError(f"{os.fspath(path)} is cut off, or not a file of Population.save")
     parts = torch.load(path, map_location=population.seeds.device, weights_only=True)
-    if not isinstance(parts, dict) or not {"numbers", "population"} <= parts.keys():
-        raise ValueError(f"{os.fspath(path)} is not a file of Population.save")
-    if optimizer is not None and "optimizer" not in parts:
-        raise ValueError(f"{os.fspath(path)} has no optimizer; save it with population.save(path, optimizer)")
+    needed = {"numbers", "population", "choices"} | ({"optimizer"} if optimizer is not None else set())
+    if not isinstance(parts, dict) or not needed <= parts.keys():
+        call = "population.save(path)" if optimizer is None else "population.save(path, optimizer)"
+        raise ValueError(f"{os.fspath(path)} is not a file of {call}")
     if missing := sorted(set(parts["numbers"]) - set(population.numbers)):
         raise ValueError(
             f"{os.fspath(path)} has member {missing[0]}, which this population of {len(population)} does not have; "
             "make it of the same networks"
         )
-    kept = [population.numbers.index(number) for number in parts["numbers"]]
-    if not torch.equal(parts["population"]["activations.digests"], population.activations.digests[kept]):
-        raise ValueError(f"{os.fspath(path)} has other activations; make the population of the same networks")
     if parts["numbers"] != population.numbers:
-        population.keep(kept)
+        population.keep([population.numbers.index(number) for number in parts["numbers"]])
+    population.load_state_dict(parts["population"])
+    if optimizer is not None:
+        optimizer.load_state_dict(parts["optimizer"])
     choice.take(parts["choices"])
-    targets = {"population": population} | ({} if optimizer is None else {"optimizer": optimizer})
-    before = {
-        name: {key: tensor.clone() for key, tensor in target.state_dict().items()} for name, target in targets.items()
-    }
-    try:
-        for name, target in targets.items():
-            target.load_state_dict(parts[name])
-    except BaseException:
-        for name, target in targets.items():
-            target.load_state_dict(before[name])
-        raise
 
 
 def _check_optimizer(population: Population, optimizer: Optimizer | None) -> None:

@@ -154,11 +154,14 @@ class Population(nn.Module):
         member = filled_copy(empty, tensors)
         for name, parameter in member.named_parameters():
             parameter.requires_grad_(is_learned[name])
-        sites = {site.path for site in self.activations.sites}
-        for path, module in self._empty[0].named_modules():
-            if path not in sites:
-                member.get_submodule(path).training = module.training
+        self._take_modes(member)
         return member
+
+    def _take_modes(self, member: nn.Module) -> None:
+        """Set the modules of a member to the modes of the first member's, in which the population computes."""
+        modes = {path: module.training for path, module in self._empty[0].named_modules()}
+        for path, module in member.named_modules():
+            module.training = modes.get(path, self.training)
 
     def _read_index(self, k: int) -> int:
         """Return the number of a member, which may be given from the end."""
@@ -216,10 +219,8 @@ class Population(nn.Module):
                     part = nn.Parameter(part, requires_grad=tensor.requires_grad)
                 _register(self.stacked, name, part)
             self.seeds, self.steps = self.seeds[at], self.steps[at]
-        modes = {path: module.training for path, module in self._empty[0].named_modules()}
+        self._take_modes(self._empty[kept[0]])
         self._empty, self._kinds = [self._empty[k] for k in kept], [self._kinds[k] for k in kept]
-        for path, module in self._empty[0].named_modules():
-            module.training = modes.get(path, module.training)
         self._programs, self._versions, self.copies = {}, None, {}
         self._generation += 1
         self.numbers = [self.numbers[k] for k in kept]

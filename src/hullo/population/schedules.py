@@ -27,18 +27,12 @@ Numbers = float | Sequence[float] | Tensor
 Schedule = Callable[[Tensor], Tensor | float]
 
 
-def linear(length: Numbers, *, start: Numbers = 1 / 3, end: Numbers = 1.0) -> Schedule:
-    """Change the factor linearly from `start` to `end`, as :class:`torch.optim.lr_scheduler.LinearLR` does."""
-    lengths, starts, ends = _Constant("length", length), _Constant("start", start), _Constant("end", end)
-    return lambda updates: starts(updates) + (ends(updates) - starts(updates)) * _progress(updates, lengths)
-
-
 def cosine(length: Numbers, *, end: Numbers = 0.0) -> Schedule:
     """Lower the factor from 1 to `end` along half a cosine, and keep it there.
 
     The same as :class:`torch.optim.lr_scheduler.CosineAnnealingLR` with ``T_max=length`` and ``eta_min=end * lr``.
     """
-    lengths, ends = _Constant("length", length), _Constant("end", end)
+    lengths, ends = _Constant("length", length, least=1), _Constant("end", end)
     return lambda updates: _anneal(torch.ones_like(updates), ends(updates), _progress(updates, lengths))
 
 
@@ -50,8 +44,9 @@ def one_cycle(
     The same as :class:`torch.optim.lr_scheduler.OneCycleLR` with ``total_steps=length``, ``cycle_momentum=False`` and
     the learning rate of the optimizer as ``max_lr``.
     """
-    lengths, rises = _Constant("length", length), _Constant("pct_start", pct_start)
-    starts, ends = _Constant("div_factor", div_factor), _Constant("final_div_factor", final_div_factor)
+    lengths, rises = _Constant("length", length, least=1), _Constant("pct_start", pct_start, most=1)
+    starts = _Constant("div_factor", div_factor, least=1)
+    ends = _Constant("final_div_factor", final_div_factor, least=1)
 
     def factor(updates: Tensor) -> Tensor:
         last, start = lengths(updates) - 1, 1 / starts(updates)
@@ -64,24 +59,19 @@ def one_cycle(
     return factor
 
 
-def step(every: Numbers, *, gamma: Numbers = 0.1) -> Schedule:
-    """Multiply the factor by `gamma` at regular intervals, as :class:`torch.optim.lr_scheduler.StepLR` does."""
-    lengths, gammas = _Constant("every", every), _Constant("gamma", gamma)
-    return lambda updates: gammas(updates) ** (updates / lengths(updates)).floor()
-
-
 def warm_up(length: Numbers, then: Schedule, *, start: Numbers = 0.0) -> Schedule:
     """Raise the factor linearly from `start` to 1, then follow another schedule, which counts from there.
 
     The same as :class:`torch.optim.lr_scheduler.SequentialLR` of a `LinearLR` and another scheduler.
     """
-    lengths, rise = _Constant("length", length), linear(length, start=start)
+    lengths, starts = _Constant("length", length, least=1), _Constant("start", start)
     if not callable(then):
         raise TypeError(f"then={then!r}: give a schedule, such as cosine(900)")
 
     def factor(updates: Tensor) -> Tensor:
         later = torch.as_tensor(then((updates - lengths(updates)).clamp_min(0)), device=updates.device)
-        return torch.where(updates < lengths(updates), rise(updates), later)
+        rise = starts(updates) + (1 - starts(updates)) * _progress(updates, lengths)
+        return torch.where(updates < lengths(updates), rise, later)
 
     return factor
 
@@ -89,15 +79,11 @@ def warm_up(length: Numbers, then: Schedule, *, start: Numbers = 0.0) -> Schedul
 class _Constant:
     """Hold one number, or one per member, on each device on which it was used: a capture cannot copy it there."""
 
-    def __init__(self, name: str, given: Numbers) -> None:
+    def __init__(self, name: str, given: Numbers, *, least: float = 0.0, most: float = math.inf) -> None:
         self.on: dict[torch.device, Tensor] = {}
         self.numbers = torch.as_tensor(given, dtype=torch.float64)
-        is_length = name in ("length", "every", "div_factor", "final_div_factor")
-        if self.numbers.dim() > 1 or not bool((self.numbers > 0 if is_length else self.numbers >= 0).all()):
-            kind = "a positive number" if is_length else "a number that is not negative"
-            raise ValueError(f"{name}={given!r}: give {kind}, or one for each member")
-        if name == "pct_start" and bool((self.numbers > 1).any()):
-            raise ValueError(f"pct_start={given!r}: give a share of the length, up to 1, or one for each member")
+        if self.numbers.dim() > 1 or not bool(((self.numbers >= least) & (self.numbers <= most)).all()):
+            raise ValueError(f"{name}={given!r}: give a number from {least:g} to {most:g}, or one for each member")
 
     def __call__(self, updates: Tensor) -> Tensor:
         if updates.device not in self.on:

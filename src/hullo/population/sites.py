@@ -178,10 +178,9 @@ def _call_of(module: nn.Module) -> Activation | None:
     That is one of PyTorch's activations, unless it is random or changes the shape, or a module of one's own without
     parameters and buffers.
     """
-    is_random = isinstance(module, nn.RReLU) and module.lower != module.upper
     is_native = type(module).__module__.startswith("torch.nn.")
     has_tensors = any(True for _ in (*module.parameters(), *module.buffers()))
-    if has_tensors or is_random or isinstance(module, nn.GLU) or (is_native and not _is_activation(module)):
+    if has_tensors or isinstance(module, (nn.GLU, nn.RReLU)) or (is_native and not _is_activation(module)):
         return None
     return Activation((get_base("identity"),), "fixed", torch.ones(1, 1), function=copy.deepcopy(module))
 

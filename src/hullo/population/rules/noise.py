@@ -1,4 +1,4 @@
-"""Random numbers inside a network: noise, stochastic depth, alpha dropout, RReLU.
+"""Random numbers inside a network: noise and stochastic depth.
 
 Like masks of dropout, they are functions of a member's seed and step, so they are the same alone and in a population.
 """
@@ -12,13 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hullo.kernels.spec import compute_dtype
 from hullo.population import rng
 from hullo.population.rules import Context, rule
 from hullo.population.values import Value
 
 aten = torch.ops.aten
-_SELU_LIMIT = 1.7580993408473766  # minus SELU's limit at minus infinity
 
 
 def _register(operator: Any, draw: Callable[..., Tensor]) -> None:
@@ -89,39 +87,3 @@ def draw_ones_by_probability(context: Context, x: Value, **_: Any) -> Value:
     """Return ones with the probabilities in a tensor, else zeros."""
     chosen = _uniform(context, x.shape, torch.promote_types(x.dtype, torch.float32)) < x.at(0, context.members)
     return Value(chosen.to(x.dtype), 0)
-
-
-@rule(aten.alpha_dropout.default)
-def drop_alpha(context: Context, x: Value, rate: float | Tensor, training: bool) -> Value:
-    """Set entries to SELU's limit at random, and keep mean and variance."""
-    return _drop_to_limit(context, x, x.shape, rate, training)
-
-
-@rule(aten.feature_alpha_dropout.default)
-def drop_alpha_channels(context: Context, x: Value, rate: float | Tensor, training: bool) -> Value:
-    """Set whole channels to SELU's limit at random, and keep mean and variance."""
-    return _drop_to_limit(context, x, [*x.shape[:2], *[1] * (len(x.shape) - 2)], rate, training)
-
-
-def _drop_to_limit(context: Context, x: Value, shape: Sequence[int], rate: float | Tensor, training: bool) -> Value:
-    if not training or rng.is_zero(rate):
-        return x
-    y = x.at(0, context.members)
-    kept = rng.dropout_mask(context.seeds, context.steps, context.number, shape, rate=rate, first=context.first)
-    kept = kept.to(compute_dtype(y))
-    if isinstance(rate, Tensor):
-        rate = rate.to(kept.dtype).view(-1, *[1] * len(shape))
-        scale: float | Tensor = torch.where(rate < 1, ((_SELU_LIMIT**2 * rate + 1) * (1 - rate)) ** -0.5, 0.0)
-    else:
-        scale = ((_SELU_LIMIT**2 * rate + 1) * (1 - rate)) ** -0.5 if rate < 1 else 0.0
-    return Value((y * kept * scale + (kept - (1 - rate)) * (_SELU_LIMIT * scale)).to(y.dtype), 0)
-
-
-@rule(aten.rrelu.default)
-def rectify_at_random(
-    context: Context, x: Value, lower: float = 0.125, upper: float = 1 / 3, training: bool = False, *_: Any
-) -> Value:
-    """Multiply negative entries with random slopes in training, with the mean slope in evaluation."""
-    y = x.at(0, context.members)
-    slope = _uniform(context, x.shape, y.dtype) * (upper - lower) + lower if training else (lower + upper) / 2
-    return Value(torch.where(y > 0, y, y * slope), 0)

@@ -30,8 +30,6 @@ aten = torch.ops.aten
 RATES: dict[Any, int] = {
     aten.dropout.default: 1,
     aten.feature_dropout.default: 1,
-    aten.alpha_dropout.default: 1,
-    aten.feature_alpha_dropout.default: 1,
     aten.bernoulli.p: 1,
     aten.scaled_dot_product_attention.default: 4,
     **dict.fromkeys(OPERATORS, 5),
@@ -78,12 +76,7 @@ def read_members(
             return read_graph(member(k), sites, assigned, *copy_arguments())
 
     graphs = {kind: read(kinds.index(kind)) for kind in dict.fromkeys(kinds)}
-    first = graphs[kinds[0]]
-    parameters = dict(member(0).named_parameters())
-    if not first.written.isdisjoint(parameters):  # perhaps also those of activations, which other members have
-        for k in {tuple(site.activations[k].parameter for site in sites): k for k in range(len(kinds))}.values():
-            read(k)
-    return first if len(graphs) == 1 else _merge(graphs, kinds, device)
+    return next(iter(graphs.values())) if len(graphs) == 1 else _merge(graphs, kinds, device)
 
 
 def _merge(graphs: Mapping[Kind, Graph], kinds: Sequence[Kind], device: torch.device) -> Graph:
