@@ -133,4 +133,4 @@ def test_explain_counts_what_a_backward_pass_needs() -> None:
     assert "4.5 KiB of parameters" in explained  # 16 * 64 + 64 + 64 + 1 numbers of 4 bytes
     assert "32.0 KiB for a backward pass" in explained  # the output of tanh, 128 * 64 numbers
     with torch.no_grad():
-        assert "0 B for a backward pass" in population.explain(torch.randn(4, 128, 16))
+        assert " 0.0 KiB for a backward pass" in population.explain(torch.randn(4, 128, 16))

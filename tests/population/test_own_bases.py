@@ -71,8 +71,8 @@ def test_calls_of_many_members_compute_what_each_computes_alone() -> None:
     members = [nn.Sequential(nn.Linear(4, 4), act()).double() for act in acts]
     population = Population(members)
     plan = population.activations._make_plan(fused=True)  # as kernels compute them
-    assert [call.members.tolist() for call in plan.calls[0]] == [[0, 1, 2, 5], [3], [4], [6]]
-    population.activations._plans[False] = plan
+    assert [call.members for call in plan.calls[0]] == [[0, 1, 2, 5], [3], [4], [6]]
+    population.activations._made = plan
     x = torch.randn(len(members), 3, 5, 4, dtype=torch.float64)
     x[0] *= 1e200  # the cube of which is infinite
     y = population(x)

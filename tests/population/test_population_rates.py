@@ -82,7 +82,7 @@ def test_an_assigned_rate_reaches_every_group(name: str) -> None:
     networks, x = members(), batches()
     population = Population(networks)
     biases = [p for key, p in population.named_parameters() if key.endswith("bias")]
-    groups = [{"params": biases, "lr": 0.02}, {"params": population.activations.raw, "lr_scale": 3.0}]
+    groups = [{"params": biases, "lr": 0.02}, {"params": population.activations.raw, "lr": 0.03}]
     optimizer = make(population, lr=rates[0], groups=groups, **options)
     for rate, batch in zip(rates, x, strict=True):
         optimizer.lr = rate
@@ -146,8 +146,9 @@ def test_one_kernel_updates_groups_as_plain_operations_do(monkeypatch: pytest.Mo
         monkeypatch.setattr(kernels, "support", lambda x, is_fused=is_fused: is_fused)
         population = copy.deepcopy(start)
         biases = [p for key, p in population.named_parameters() if key.endswith("bias")]
-        settings = {"weight_decay": 0.1, "coefficient_lr_scale": 3.0, "groups": [{"params": biases, "lr_scale": 2.0}]}
-        optimizer = SGD(population, lr=[0.1 * (1 + k) for k in range(len(population))], **settings)
+        lr = torch.arange(1, 1 + len(population)) / 10
+        groups = [{"params": biases, "lr": 2 * lr}]
+        optimizer = SGD(population, lr, weight_decay=0.1, coefficient_lr_scale=3.0, groups=groups)
         for parameter in optimizer.parameters.values():
             parameter.grad = torch.ones_like(parameter)
         population.activations.raw.grad *= population.activations.codes > 0  # of numbers that are learned

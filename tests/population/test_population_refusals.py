@@ -196,11 +196,11 @@ def test_torch_compile_runs_a_population_without_compiling_it() -> None:
         torch.compile(population, backend="eager", fullgraph=True)(x)
 
 
-def test_seeds_and_indices_are_rejected_by_name() -> None:
-    with pytest.raises(TypeError, match=r"seeds=\[0\.2, 0\.7\]: give integers"):
+def test_a_function_needs_seeds_which_are_integers() -> None:
+    with pytest.raises(TypeError, match="float"):
         Population([nn.Linear(2, 2), nn.Linear(2, 2)], seeds=[0.2, 0.7])  # type: ignore[list-item]
-    with pytest.raises(TypeError, match=r"population\['a'\]"):
-        Population([nn.Linear(2, 2)])["a"]  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match=r"needs seeds, such as seeds=range\(5\)"):
+        Population(plain_networks.MLP)
 
 
 def test_inputs_for_another_number_of_members_are_rejected() -> None:
@@ -216,29 +216,21 @@ def test_bad_optimizer_settings_are_rejected_with_the_value() -> None:
     for options, word in (
         ({"lr": -1.0}, "-1"),
         ({"lr": [0.1, 0.2]}, "3 members"),
-        ({"lr": "fast"}, "'fast'.*3 members"),
         ({"lr": 0.1, "momentum": 1.0}, "momentum"),
         ({"lr": 0.1, "nesterov": True}, "momentum"),
         ({"lr": 0.1, "coefficient_lr_scale": -1.0}, "coefficient_lr_scale"),
-        ({"lr": 0.1, "groups": [{"params": [nn.Parameter(torch.ones(3, 5))]}]}, r"shape \(3, 5\) in params"),
-        ({"lr": 0.1, "groups": [{"params": ["0.weight"]}]}, "'0.weight' in params"),
-        ({"lr": 0.1, "groups": [{"params": [], "rate": 1}]}, "rate.*lr or lr_scale"),
-        ({"lr": 0.1, "groups": [{"params": [], "lr": 1.0, "lr_scale": 10.0}]}, "lr_scale alone"),
-        ({"lr": 0.0, "groups": [{"params": [], "lr": 1.0}]}, "lr_scale alone"),
+        ({"lr": 0.1, "groups": [{"params": [nn.Parameter(torch.ones(3, 5))]}]}, r"Size\(\[3, 5\]\) in params"),
+        ({"lr": 0.1, "groups": [{"params": ["0.weight"]}]}, "0.weight in params"),
+        ({"lr": 0.1, "groups": [{"params": [], "rate": 1}]}, "rate.*params, and lr or weight_decay"),
+        ({"lr": 0.0, "groups": [{"params": [], "lr": 1.0}]}, "an lr where"),
         ({"lr": 0.1, "groups": {"params": []}}, "'params'; give a list of dictionaries"),
     ):
         with pytest.raises(ValueError, match=word):
             SGD(population, **options)
-    with pytest.raises(TypeError, match=r"schedule=0\.5"):
-        SGD(population, 0.1, schedule=0.5)
     with pytest.raises(TypeError, match=r"takes.*generator"):
         SGD(population.parameters(), lr=0.1)
     with pytest.raises(RuntimeError, match="backward"):
         SGD(population, lr=0.1).step()
-    early = SGD(Population(plain_networks.MLP, seeds=range(3)), lr=0.1)
-    early.population.double()(torch.randn(3, 4, 6).double()).sum().backward()
-    with pytest.raises(RuntimeError, match=r"float64 now; make the optimizer after"):
-        early.step()
     population(torch.randn(3, 4, 6)).sum().backward()
     with pytest.raises(ValueError, match=r"\(2,\).*3 members"):
         SGD(population, lr=0.1, schedule=lambda updates: torch.ones(2)).step()

@@ -121,8 +121,3 @@ def test_members_have_their_own_lengths_and_keep_them_when_others_are_dropped() 
 def test_numbers_that_make_no_schedule_are_rejected(make: Callable[[], Any]) -> None:
     with pytest.raises(ValueError, match="one for each member"):
         make()
-
-
-def test_warm_up_needs_a_schedule() -> None:
-    with pytest.raises(TypeError, match="schedule"):
-        schedules.warm_up(10, 0.5)  # type: ignore[arg-type]

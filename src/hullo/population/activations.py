@@ -52,10 +52,11 @@ class InnerScales(nn.Module):
     fixed: Tensor
     sources: Tensor  # the column with the scale of each base; -1 if it is not learned
 
-    def __init__(self, scales: Tensor) -> None:
+    def __init__(self, scales: Tensor, sources: Tensor) -> None:
         super().__init__()
         self.raw = nn.Parameter(scales.clone())
         self.register_buffer("fixed", scales)
+        self.register_buffer("sources", sources, persistent=False)
 
     def forward(self) -> Tensor:
         """Return the scale of every row and base."""
@@ -69,20 +70,18 @@ class _Plan:
     Args:
         calls: the calls of each site.
         orders: for each site, the members in the order of its calls, and how to undo that; None if it changes nothing.
-        groups: parametrizations, the entries of the table that each makes coefficients of, (rows, numbers), and whether
-            these are learned.
+        groups: parametrizations, the entries of the table that each makes coefficients of, (rows, numbers), the entries
+            of these, and whether they are learned.
         order: for each row of all calls, its row of the table.
         uses: for each row of the table, the rows of calls that use it, padded with -1.
-        places: for each entry of the table, that of its coefficient among those of all groups; 0 for none.
         rows: the coefficients of the calls, if none is learned.
     """
 
     calls: list[list[ActivationCall]]
     orders: list[tuple[Tensor, Tensor] | None]
-    groups: list[tuple[BuiltInParametrization, Tensor, bool]]
+    groups: list[tuple[BuiltInParametrization, Tensor, Tensor, bool]]
     order: Tensor
     uses: Tensor
-    places: Tensor
     rows: list[list[Tensor]] = field(default_factory=list)
 
 
@@ -110,7 +109,7 @@ class Activations(nn.Module):
         self._starts, rows = _allocate(self.sites, members)
         shape = (members, rows, len(self.bases))
         numbers, codes = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.int8)
-        scales = torch.ones(shape, dtype=dtype)
+        scales, sources = torch.ones(shape, dtype=dtype), torch.full(shape, -1)
         for _, k, span, columns, activation in self._spans():
             own, sign = columns[: activation.raw.shape[1]], 1 if activation.is_learned else -1
             numbers[k, span, own] = activation.raw.double().cpu()
@@ -118,6 +117,8 @@ class Activations(nn.Module):
             codes[k, span, own] = sign * CODES[activation.parametrization]
             if activation.scales is not None:
                 scales[k, span, columns] = activation.scales.detach().to(scales)
+                if activation.scales.requires_grad:
+                    sources[k, span, columns] = torch.tensor(columns if activation.scales.shape[1] > 1 else columns[:1])
         self.register_buffer("codes", codes)
         described = ([site.activations[k].describe() for site in self.sites] for k in range(members))
         self.register_buffer("digests", torch.tensor([zlib.crc32(repr(item).encode()) % 2**24 for item in described]))
@@ -131,45 +132,30 @@ class Activations(nn.Module):
             self.register_buffer("raw", raw, persistent=False)
         slopes = torch.where(is_slope, numbers, 0.0).sum(-1)  # of the precision of nn.PReLU
         self.slopes = None if like is None else nn.Parameter(slopes.to(like.dtype), bool(is_slope.any()))
-        self.scales = InnerScales(scales) if any(site.is_scaled for site in self.sites) else None
-        self._index()
+        self.scales = InnerScales(scales, sources) if any(site.is_scaled for site in self.sites) else None
+        self._made: _Plan | None = None
         watch(self)
 
-    def _index(self) -> None:
-        """Find the column with the scale of each base."""
-        sources = torch.full_like(self.codes, -1, dtype=torch.int64, device="cpu")
-        for _, k, span, columns, activation in self._spans():
-            if activation.scales is not None and activation.scales.requires_grad:
-                sources[k, span, columns] = torch.tensor(columns if activation.scales.shape[1] > 1 else columns[:1])
-        if self.scales is not None:
-            self.scales.register_buffer("sources", sources.to(self.codes.device), persistent=False)
-        self._plans: dict[bool, _Plan] = {}
-
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_plans": {}}
+        return self.__dict__ | {"_made": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         watch(self)  # copies and unpickled populations
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        digests, fixed = (state_dict.get(f"{prefix}{name}") for name in ("digests", "fixed"))
-        if digests is not None and fixed is not None and digests.shape == self.digests.shape:
-            apart = digests != self.digests.to(digests)
-            if fixed.shape == self.fixed.shape:
-                is_fixed = (self.codes == -CODES["fixed"]).to(fixed.device)
-                apart = apart | (is_fixed & (fixed != self.fixed.to(fixed))).flatten(1).any(1).to(apart.device)
-            if members := apart.nonzero().flatten().tolist():
-                rest[4].append(
-                    f"the state was saved with other activations in members {members}; make the population of the same "
-                    "networks, in the same order"
-                )
-                return
+        given = state_dict.get(f"{prefix}digests", self.digests)
+        if given.shape == self.digests.shape and not torch.equal(given, self.digests.to(given)):
+            members = (given != self.digests.to(given)).nonzero().flatten().tolist()
+            rest[4].append(
+                f"the state was saved with other activations in members {members}; make the population of the same "
+                "networks, in the same order"
+            )
+            return
         super()._load_from_state_dict(state_dict, prefix, *rest)
-        with torch.no_grad():
-            for plan in self._plans.values():
-                if plan.rows:  # in place, since a captured step reads them
-                    pytree.tree_map(Tensor.copy_, plan.rows, self._make_rows(plan))
+        if self._made is not None and self._made.rows:  # in place, since a captured step reads them
+            with torch.no_grad():
+                pytree.tree_map(Tensor.copy_, self._made.rows, self._make_rows(self._made))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Activations:
         exact, slopes = self.fixed, None if self.slopes is None else self.slopes.data
@@ -177,7 +163,7 @@ class Activations(nn.Module):
         self.fixed = exact.to(self.fixed.device)
         if self.slopes is not None and slopes is not None:
             self.slopes.data = fn(slopes)
-        self._plans = {}
+        self._made = None
         return self
 
     def _spans(self) -> Iterator[tuple[int, int, slice, list[int], Activation]]:
@@ -192,35 +178,24 @@ class Activations(nn.Module):
         found = [self.raw, None if self.scales is None else self.scales.raw]
         return [item for item in found if isinstance(item, nn.Parameter)]
 
-    def keep(self, members: Sequence[int]) -> Callable[[Tensor], Tensor]:
-        """Keep some members; return a function that takes the same part of tensors that are like parameters."""
-        bases = self.bases
+    def keep(self, members: Sequence[int]) -> None:
+        """Keep some members; `bases` stay as they are."""
         self.sites = [replace(site, activations=[site.activations[k] for k in members]) for site in self.sites]
         self._starts = [[starts[k] for k in members] for starts in self._starts]
-        used = {base for site in self.sites for item in site.activations for base in item.bases}
-        self.bases = tuple(base for base in bases if base in used)
-        columns = [bases.index(base) for base in self.bases]
-
-        def select(values: Tensor) -> Tensor:
-            return values[members] if values.dim() < 3 else values[members][..., columns]
-
         for module in self.modules():
             for name, parameter in module.named_parameters(recurse=False):
-                setattr(module, name, nn.Parameter(select(parameter.detach()), parameter.requires_grad))
+                setattr(module, name, nn.Parameter(parameter.detach()[members], parameter.requires_grad))
             for name, buffer in module.named_buffers(recurse=False):
-                if name != "sources":
-                    setattr(module, name, select(buffer))
-        self._index()
-        return select
+                setattr(module, name, buffer[members])
+        self._made = None
 
     @property
     def _plan(self) -> _Plan:
         """Return the plan for this device, which kernels compute in fewer calls."""
-        fused = kernels.support(self.raw)
-        if fused not in self._plans:
+        if self._made is None:
             with torch.inference_mode(False):  # it is used in training, too
-                self._plans[fused] = self._make_plan(fused)
-        return self._plans[fused]
+                self._made = self._make_plan(kernels.support(self.raw))
+        return self._made
 
     def _make_plan(self, fused: bool) -> _Plan:
         members, rows, bases = self.raw.shape
@@ -234,16 +209,12 @@ class Activations(nn.Module):
             first = (k * rows + torch.arange(span.start, span.stop)) * bases
             own = entries.setdefault((name, len(columns), activation.is_learned), {})
             own[k, span.start] = first[:, None] + torch.tensor(columns)
-        places, groups, count = torch.zeros(members * rows * bases, dtype=torch.int64), [], 1
+        groups = []
         for (name, width, is_learned), found in entries.items():
-            at, parametrization = torch.cat(list(found.values())), get_parametrization(name)
-            places[at] = torch.arange(count, count + at.numel()).view(at.shape)
-            count += at.numel()
-            groups.append((parametrization, at[:, : width - parametrization.fewer].to(self.raw.device), is_learned))
+            at, parametrization = torch.cat(list(found.values())).to(self.raw.device), get_parametrization(name)
+            groups.append((parametrization, at[:, : width - parametrization.fewer], at, is_learned))
         order, uses = torch.tensor(taken, dtype=torch.int32), _uses(taken, members * rows)
-        tensors = (order, uses, places.view(members * rows, bases))
-        order, uses, places = (item.to(self.raw.device) for item in tensors)
-        return _Plan(calls, orders, groups, order, uses, places)
+        return _Plan(calls, orders, groups, order.to(self.raw.device), uses.to(self.raw.device))
 
     def _make_call(self, index: int, indices: list[int], fused: bool) -> ActivationCall:
         """Return the call of some members of a site."""
@@ -257,7 +228,7 @@ class Activations(nn.Module):
             for group in range(groups)
         ]
         columns = [self.bases.index(item) for item in bases]
-        members, at, rows_at = (torch.tensor(item, device=self.raw.device) for item in (indices, columns, rows))
+        at, rows_at = (torch.tensor(item, device=self.raw.device) for item in (columns, rows))
         function: Callable[[Value], Value] | None = None
         is_scaled = any(item.scales is not None for item in used)
         if used[0].function is not None:
@@ -269,7 +240,7 @@ class Activations(nn.Module):
             groups,
             index,
             next((item.channel_dim for item in used if item.groups > 1), 1),
-            members,
+            indices,
             None if bases == self.bases else at,
             rows_at,
             function=function,
@@ -287,11 +258,11 @@ class Activations(nn.Module):
     def _transform(self, plan: _Plan) -> Tensor:
         """Return the coefficients of every row of the table, (rows, N), by plain operations."""
         learned, fixed = self.table.flatten(), self.fixed.flatten()
-        made = [
-            evaluate(parametrization, learned[entries] if is_learned else fixed[entries].to(learned)).flatten()
-            for parametrization, entries, is_learned in plan.groups
-        ]
-        return torch.cat([learned.new_zeros(1), *made])[plan.places]
+        coefficients = torch.zeros_like(learned)
+        for parametrization, entries, to, is_learned in plan.groups:
+            made = evaluate(parametrization, learned[entries] if is_learned else fixed[entries].to(learned))
+            coefficients = coefficients.index_put((to,), made)
+        return coefficients.view(-1, len(self.bases))
 
     @property
     def coefficients(self) -> Tensor:
@@ -301,7 +272,7 @@ class Activations(nn.Module):
     def rows(self) -> list[list[Tensor]]:
         """Return the coefficients of the calls of each site, computed in one pass; cached if none is learned."""
         plan = self._plan
-        if any(is_learned for _, _, is_learned in plan.groups):
+        if any(is_learned for *_, is_learned in plan.groups):
             return self._make_rows(plan)
         if not plan.rows:
             with torch.inference_mode(False):
@@ -371,7 +342,9 @@ class Activations(nn.Module):
         Optimizers call this just before a step, on the gradient of the whole batch; see :mod:`hullo.optimizer_hook`.
         """
         groups = self._plan.groups
-        restricted = [(item.restrict, entries) for item, entries, is_learned in groups if item.restrict and is_learned]
+        restricted = [
+            (item.restrict, entries) for item, entries, _, is_learned in groups if item.restrict and is_learned
+        ]
         if not restricted:
             return gradient
         if kernels.support(self.raw):

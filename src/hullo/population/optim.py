@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -26,7 +26,7 @@ BLOCK = 2**18
 """Numbers of a parameter to update at once without a fused kernel: intermediate results then stay in a CPU's cache."""
 
 Group = Mapping[str, Any]
-_GROUP_KEYS = {"params", "lr", "lr_scale", "weight_decay"}
+_GROUP_KEYS = {"params", "lr", "weight_decay"}
 
 
 class _PerMember:
@@ -62,8 +62,8 @@ class Optimizer:
             number or one per member, such as those of :mod:`hullo.population.schedules`. Alternatively, assign to
             `optimizer.lr` during training.
         groups: parameters with other settings: dictionaries with "params", a list of the population's parameters, and
-            any of "lr" (or "lr_scale", a multiple of `lr`) and "weight_decay". An assignment to `optimizer.lr` changes
-            the rates of all groups by the same factor.
+            "lr" and "weight_decay" or one of these. An assignment to `optimizer.lr` changes the rates of all groups by
+            the same factor.
         copies: also store the weights and biases of linear and convolutional layers in this dtype, torch.bfloat16, for
             forward passes under :class:`torch.autocast`. Only on a GPU, where one kernel updates all parameters and
             writes their copies.
@@ -92,8 +92,6 @@ class Optimizer:
         self.lr = lr
         self.weight_decay = weight_decay
         self.max_norm = None if max_norm is None else self._numbers("max_norm", max_norm)
-        if schedule is not None and not callable(schedule):
-            raise TypeError(f"schedule={schedule!r}: give a function from the number of updates to a factor")
         self.schedule = schedule
         self.updates = torch.zeros((), dtype=torch.float64, device=population.seeds.device)
         self.parameters, self._frozen = self._split_parameters()
@@ -101,9 +99,9 @@ class Optimizer:
         self.lr_scales = torch.ones(len(self.parameters), *self.lr.shape).to(self.lr)  # multiples of `lr`
         self.own_decays = torch.full_like(self.lr_scales, torch.nan)  # NaN stands for `weight_decay`
         self.has_groups = False
-        coefficients = {"params": population.activations.coefficient_parameters(), "weight_decay": 0.0}
         scale = self._numbers("coefficient_lr_scale", coefficient_lr_scale)
-        for group in (coefficients | {"lr_scale": scale}, *groups):
+        self._set(population.activations.coefficient_parameters(), scale, torch.zeros_like(scale))
+        for group in groups:
             self._read_group(group)
         self.state = {
             state: {name: torch.zeros_like(p) for name, p in self.parameters.items()} for state in self.state_names
@@ -128,10 +126,7 @@ class Optimizer:
     def _numbers(self, name: str, given: Numbers) -> Tensor:
         """Return a setting as one number per member."""
         members = len(self.population)
-        try:
-            numbers = torch.as_tensor(given, dtype=torch.float64, device=self.population.seeds.device)
-        except (TypeError, ValueError, RuntimeError):
-            numbers = self.population.seeds.new_empty(0)
+        numbers = torch.as_tensor(given, dtype=torch.float64, device=self.population.seeds.device)
         if numbers.dim() > 1 or numbers.numel() not in (1, members) or not bool((numbers >= 0).all()):
             raise ValueError(
                 f"{name}={given!r}: give a number that is not negative, or one for each of {members} members"
@@ -139,34 +134,34 @@ class Optimizer:
         return numbers.expand(members).clone()
 
     def _read_group(self, group: Group) -> None:
-        """Read the multiple of the learning rate, and the weight decay, of the parameters in a group."""
+        """Read the learning rate and the weight decay of the parameters in a group."""
         if not isinstance(group, Mapping) or "params" not in group or not group.keys() <= _GROUP_KEYS:
             given = sorted(group) if isinstance(group, Mapping) else repr(group)
-            raise ValueError(
-                f"groups has {given}; give a list of dictionaries with params, and any of lr or lr_scale, and "
-                "weight_decay"
-            )
+            raise ValueError(f"groups has {given}; give a list of dictionaries with params, and lr or weight_decay")
         settings = {key: self._numbers(key, value) for key, value in group.items() if key != "params"}
+        scale = None
         if "lr" in settings:
-            own, lr = settings.pop("lr"), self.lr
-            if "lr_scale" in settings or bool(((lr == 0) & (own != 0)).any()):
-                raise ValueError(
-                    "a group has an lr beside lr_scale, or where the optimizer's is 0; give lr_scale alone"
-                )
-            settings["lr_scale"] = torch.where(own == lr, 1.0, own / lr)
+            own, lr = settings["lr"], self.lr
+            if bool(((lr == 0) & (own != 0)).any()):
+                raise ValueError("a group has an lr where the optimizer's, of which it is a multiple, is 0")
+            scale = torch.where(own == lr, 1.0, own / lr)
+        self._set(group["params"], scale, settings.get("weight_decay"))
+
+    def _set(self, parameters: Tensor | Iterable[Tensor], scale: Tensor | None, decay: Tensor | None) -> None:
+        """Set the multiple of the learning rate, and the weight decay, of some parameters."""
         positions = {id(p): i for i, p in enumerate(self.parameters.values())}
         untrained = {id(item) for item in (*self._frozen.values(), *self.population.buffers())}
-        for parameter in [group["params"]] if isinstance(group["params"], Tensor) else group["params"]:
+        for parameter in [parameters] if isinstance(parameters, Tensor) else parameters:
             position = positions.get(id(parameter))
             if position is not None:
                 self.has_groups = True
-                self.lr_scales[position] = settings.get("lr_scale", self.lr_scales[position])
-                self.own_decays[position] = settings.get("weight_decay", self.own_decays[position])
+                if scale is not None:
+                    self.lr_scales[position] = scale
+                if decay is not None:
+                    self.own_decays[position] = decay
             elif id(parameter) not in untrained:  # such as coefficients, where no member has a hull
-                what = (
-                    f"a tensor of shape {tuple(parameter.shape)}" if isinstance(parameter, Tensor) else repr(parameter)
-                )
-                raise ValueError(f"a group has {what} in params; give parameters of this population")
+                shape = getattr(parameter, "shape", parameter)
+                raise ValueError(f"a group has {shape} in params; give parameters of this population")
 
     @property
     def generation(self) -> int:
@@ -221,8 +216,6 @@ class Optimizer:
                 gradients[name].resolve_conj(),
                 *(self.state[kind][name] for kind in self.state_names),
             )
-            if any(item.dtype != parameter.dtype for item in own):
-                raise RuntimeError(f"{name} is {parameter.dtype} now; make the optimizer after a change of the type")
             changed, gradient, *state = map(torch.view_as_real, own) if parameter.is_complex() else own
             settings = [_per_member(item, changed) for item in (rates[i], decays[i])]
             each = max(1, BLOCK * len(changed) // max(1, changed.numel()))
@@ -278,13 +271,8 @@ class Optimizer:
             tensor.copy_(state[name])
 
     @torch.no_grad()
-    def _keep(self, members: Tensor, select: Callable[[Tensor], Tensor]) -> None:
-        """Keep some members; :meth:`Population.keep` calls this after it has changed the parameters.
-
-        Args:
-            members: the numbers of the members to keep.
-            select: a function from a tensor like a parameter of activations before to the part that is kept.
-        """
+    def _keep(self, members: Tensor) -> None:
+        """Keep some members; :meth:`Population.keep` calls this after it has changed the parameters."""
         before = list(self.parameters)
         self.parameters, self._frozen = self._split_parameters()
         rows = [before.index(name) for name in self.parameters]
@@ -297,11 +285,7 @@ class Optimizer:
             vars(self)[name] = vars(self)[name][members]
         self.max_norm = None if self.max_norm is None else self.max_norm[members]
         self.state = {
-            kind: {
-                name: select(tensors[name]) if name.startswith("activations.") else tensors[name][members]
-                for name in self.parameters
-            }
-            for kind, tensors in self.state.items()
+            kind: {name: tensors[name][members] for name in self.parameters} for kind, tensors in self.state.items()
         }
         self._kept = members if self._kept is None else self._kept[members]
         self._flat = self._make_flat()

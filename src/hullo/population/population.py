@@ -27,7 +27,6 @@ from hullo.population.members import (
     make_members,
     tensors_of,
 )
-from hullo.population.memory import count_bytes, record_saved, write_bytes
 from hullo.population.program import Program
 from hullo.population.rules import Context
 from hullo.population.trace.export import register_dataclasses
@@ -88,7 +87,9 @@ class Population(nn.Module):
     ) -> None:
         super().__init__()
         if callable(members) and not isinstance(members, nn.Module):
-            networks = make_members(members, seeds := _read_seeds(seeds))
+            if seeds is None:
+                raise TypeError("a function that returns a network needs seeds, such as seeds=range(5)")
+            networks = make_members(members, seeds := list(map(operator.index, seeds)))
         else:
             is_network = isinstance(members, nn.Module) and not isinstance(members, (nn.ModuleList, Population))
             networks = list(members) if isinstance(members, Iterable) and not is_network else []
@@ -96,7 +97,7 @@ class Population(nn.Module):
             given = next((item for item in networks if not isinstance(item, nn.Module)), members)
             raise TypeError(f"members must be a list of networks, or a function that returns one; got {given!r:.100}")
         networks = [getattr(network, "_orig_mod", network) for network in networks]  # of torch.compile
-        seeds = _read_seeds(range(len(networks)) if seeds is None else seeds)
+        seeds = list(map(operator.index, range(len(networks)) if seeds is None else seeds))
         if len(seeds) != len(networks):
             raise ValueError(f"{len(networks)} members need as many seeds, got {len(seeds)}")
         sites, self._kinds = compare(networks)
@@ -141,7 +142,7 @@ class Population(nn.Module):
     def __getitem__(self, k: int | slice) -> nn.Module | list[nn.Module]:
         """Return a copy of member k: a network of the original class, with its current weights."""
         if isinstance(k, slice):
-            return [self[i] for i in range(*k.indices(len(self)))]
+            return [self[i] for i in range(len(self))[k]]
         k = self._read_index(k)
         stacked = self._stacked()
         tensors = {name: tensor[k] for name, tensor in stacked.items()}
@@ -165,10 +166,7 @@ class Population(nn.Module):
 
     def _read_index(self, k: int) -> int:
         """Return the number of a member, which may be given from the end."""
-        try:
-            k = operator.index(k)
-        except TypeError:
-            raise TypeError(f"population[{k!r}]: give the number of a member, or a slice") from None
+        k = operator.index(k)
         if not -len(self) <= k < len(self):
             raise IndexError(f"member {k} of a population of {len(self)}")
         return k % len(self)
@@ -212,7 +210,7 @@ class Population(nn.Module):
             raise ValueError(f"keep({kept}): give the numbers of the members to keep, each once, and at least one")
         at = torch.tensor(kept, device=self.seeds.device)
         with torch.inference_mode(False), torch.no_grad():
-            select = self.activations.keep(kept)
+            self.activations.keep(kept)
             for name, tensor in self._stacked().items():
                 part: Tensor = tensor.detach()[at]
                 if isinstance(tensor, nn.Parameter):
@@ -226,7 +224,7 @@ class Population(nn.Module):
         self.numbers = [self.numbers[k] for k in kept]
         for reference in self.optimizers:
             if (optimizer := reference()) is not None:
-                optimizer._keep(at, select)
+                optimizer._keep(at)
 
     def refresh_copies(self) -> None:
         """Write the parameters to their copies in lower precision, after other code has changed them in place.
@@ -293,12 +291,18 @@ class Population(nn.Module):
         program, _ = self._program(*self._wrap(args, kwargs, in_dims))
         own = [*self.parameters(), *self.buffers(), *self.copies.values()]
         given = [item for item in pytree.tree_leaves((args, kwargs)) if isinstance(item, Tensor)]
+        saved: list[Tensor] = []
+
+        def keep(tensor: Tensor) -> Tensor:
+            saved.append(tensor.detach())
+            return tensor
+
         with self._keeping_state():
-            with record_saved() as saved:
+            with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
                 output = self(*args, in_dims=in_dims, **kwargs)
-            kept = count_bytes([*saved, *own, *given]) - count_bytes([*own, *given])
+            kept = _count_bytes([*saved, *own, *given]) - _count_bytes([*own, *given])
             del output  # until here, no tensor has the memory of another
-        sizes = [write_bytes(size / len(self)) for size in (count_bytes(self.parameters()), kept)]
+        sizes = [f"{size / len(self) / 1024:,.1f} KiB" for size in (_count_bytes(self.parameters()), kept)]
         return f"{program.explain()}\nmemory per member: {sizes[0]} of parameters, {sizes[1]} for a backward pass"
 
     def save(self, path: str | os.PathLike[str], optimizer: Optimizer | None = None) -> None:
@@ -460,19 +464,15 @@ def _follow_state(population: Population, keys: object) -> None:
     population._versions = None
 
 
+def _count_bytes(tensors: Iterable[Tensor]) -> int:
+    """Return the memory of tensors in bytes; what they share counts once."""
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(storages.values())
+
+
 def _version(tensor: Tensor) -> int:
     """Return how often a tensor was written in place; those of inference mode do not count that."""
     return 0 if tensor.is_inference() else tensor._version
-
-
-def _read_seeds(seeds: Iterable[int] | None) -> list[int]:
-    if not isinstance(seeds, Iterable):
-        raise TypeError(f"seeds={seeds!r}: give one per member, as in seeds=range(5)")
-    given = list(seeds)
-    try:
-        return list(map(operator.index, given))
-    except TypeError:
-        raise TypeError(f"seeds={given!r}: give integers, as in seeds=range(5)") from None
 
 
 def _register(root: nn.Module, name: str, tensor: Tensor) -> None:

@@ -19,8 +19,8 @@ from hullo._compat import add_to_each, is_out_of_memory
 from hullo.population import kernels
 from hullo.population.activations import Activations
 from hullo.population.fusion import find_fusions
-from hullo.population.rules import RULES, Context, arguments, is_random, noise, norms, recurrent, shapes  # noqa: F401  (they register rules)
-from hullo.population.rules.strides import STRIDED, call_strided
+from hullo.population.rules import RULES, Context, arguments, is_random, noise, norms, recurrent  # noqa: F401  (they register rules)
+from hullo.population.rules.shapes import STRIDED, call_strided
 from hullo.population.trace.export import LoweringError, at_source, source_of
 from hullo.population.trace.graph import SITE, Graph
 from hullo.population.trace.members import with_rates

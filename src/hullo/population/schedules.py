@@ -65,8 +65,6 @@ def warm_up(length: Numbers, then: Schedule, *, start: Numbers = 0.0) -> Schedul
     The same as :class:`torch.optim.lr_scheduler.SequentialLR` of a `LinearLR` and another scheduler.
     """
     lengths, starts = _Constant("length", length, least=1), _Constant("start", start)
-    if not callable(then):
-        raise TypeError(f"then={then!r}: give a schedule, such as cosine(900)")
 
     def factor(updates: Tensor) -> Tensor:
         later = torch.as_tensor(then((updates - lengths(updates)).clamp_min(0)), device=updates.device)

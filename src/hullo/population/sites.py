@@ -18,11 +18,6 @@ from hullo.population.values import Value
 from hullo.recognition.probe import read_module
 from hullo.surgery.summary import KEPT
 
-
-def _nothing() -> Tensor:
-    return torch.empty(0, dtype=torch.int64)
-
-
 BOOKKEEPING = frozenset({*vars(nn.Identity()), KEPT})
 """The attributes that every module has, and what a swap has noted, which is not computed with."""
 
@@ -60,10 +55,11 @@ class Activation:
         return len(self.raw)
 
     def describe(self) -> tuple[Any, ...]:
-        """Return what it is, apart from its numbers: a state of another one cannot be loaded."""
+        """Return what it is, apart from numbers that a state has: a state of another one cannot be loaded."""
         own = type(self.function).__qualname__ if self.function is not None else ""
         names = [base.name for base in self.bases]
-        return names, self.parametrization, self.is_learned, self.groups, self.channel_dim, own
+        numbers = self.raw.tolist() if self.parametrization == "fixed" else None
+        return names, self.parametrization, self.is_learned, self.groups, self.channel_dim, own, numbers
 
     @property
     def is_base(self) -> bool:
@@ -124,9 +120,9 @@ class ActivationCall:
     groups: int = 1
     site: int = 0
     channel_dim: int = 1
-    members: Tensor = field(default_factory=_nothing)
+    members: Sequence[int] = ()
     columns: Tensor | None = None
-    rows: Tensor = field(default_factory=_nothing)
+    rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     coefficients: Tensor | None = None
     function: Callable[[Value], Value] | None = None
     is_scaled: bool = False

@@ -207,7 +207,7 @@ def make_optimizer(
         "coefficient_lr_scale": scale,
         "schedule": schedule,
         "groups": [
-            {"params": biases, "lr_scale": bias_lr_scale, "weight_decay": 0.0},
+            {"params": biases, "lr": bias_lr_scale * rates, "weight_decay": 0.0},
             {"params": others, "weight_decay": 0.0},
         ],
         "copies": copies,

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from hullo._compat import is_eager
 from hullo.population.rules import Context, rule
+from hullo.population.trace.export import LoweringError, at_source
 from hullo.population.values import Value, call_pointwise, wrap
 
 aten = torch.ops.aten
@@ -192,3 +193,27 @@ class _Concatenate(torch.autograd.Function):
 @rule(aten.stack.default)
 def stack(context: Context, values: Sequence[Value], dim: int = 0) -> Value:
     return Value(torch.stack([value.at(0, context.members) for value in values], _shift_dim(dim)), 0)
+
+
+STRIDED = (aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default)
+
+
+def call_strided(members: int, node: fx.Node, x: Value, *args: Any) -> Value:
+    """Compute an operation on memory: each member's input gets the order in memory that it has in the trace."""
+    *source, size, stride, offset = args if isinstance(args[-1], int) else (*args, None)
+    is_shared = all(value.dim is None for value in (x, *source))
+    members = 1 if is_shared else members
+    traced = node.args[0].meta["val"]  # type: ignore[union-attr]
+    start = 0 if offset is None else offset - traced.storage_offset()
+    end = start + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    span = sum((n - 1) * step for n, step in zip(traced.shape, traced.stride(), strict=True))
+    if span != traced.numel() - 1 or not 0 <= start <= end < traced.numel():
+        raise LoweringError(f"{node.target} uses memory outside of its input{at_source(node)}; use indices instead")
+    order = sorted(range(traced.dim()), key=lambda d: -traced.stride(d))
+    ordered = x.at(0, members).permute(0, *(1 + d for d in order))
+    memory = ordered.clone(memory_format=torch.contiguous_format) if source else ordered.contiguous()
+    y = memory.as_strided((members, *size), (traced.numel(), *stride), memory.storage_offset() + start)
+    if source:
+        y.copy_(source[0].at(0, members))
+        y = memory.permute(0, *(1 + order.index(d) for d in range(traced.dim())))
+    return Value(y[0]) if is_shared else Value(y, 0)
