@@ -33,7 +33,7 @@ def draw_learning(experiment: Experiment) -> Figure:
     """
     panels = arrange(experiment.runs)
     curves = {row: intervals(experiment, row) for row in experiment.runs}
-    looks = _looks(experiment.runs)
+    looks = _looks(experiment)
     width = min(2, len(panels))
     height = -(-len(panels) // width)
     figure = Figure(figsize=(WIDTH, 0.8 + 2.3 * height), layout="constrained")
@@ -55,8 +55,6 @@ def draw_learning(experiment: Experiment) -> Figure:
     for place in places.flat[-width:]:
         place.set_xlabel("epoch")
     places[0, 0].xaxis.set_major_locator(Round(integer=True))
-    if experiment.epoch == 1:
-        places[0, 0].set_xlim(0, 2)
     places[0, 0].yaxis.set_major_locator(Round())
     start = experiment.epoch // 10  # how curves began, far below, may leave the view
     seen = [value for curve in curves.values() for point in curve[start:] for value in _ends(point)]
@@ -98,29 +96,22 @@ def _count(cell: Cell) -> str:
     return f"{cell.diverged} of {cell.accuracy.count} diverged"
 
 
-def _looks(rows: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return the line styles: hulls by kind, each fixed activation the same in all panels."""
-    looks = {row: KINDS[kind_and_bases(row)[0]] for row in rows if is_hull(row)}
-    for i, row in enumerate(row for row in rows if row not in looks):
+def _looks(experiment: Experiment) -> dict[str, dict[str, Any]]:
+    """Return the line styles: hulls by kind, each fixed activation the same in all panels; one epoch makes no line."""
+    looks = {row: KINDS[kind_and_bases(row)[0]] for row in experiment.runs if is_hull(row)}
+    for i, row in enumerate(row for row in experiment.runs if row not in looks):
         color, line = FIXED_COLORS[i % len(FIXED_COLORS)], FIXED_LINES[i % len(FIXED_LINES)]
         looks[row] = {"color": color, "linestyle": line, "linewidth": 1.1}
-    return looks
+    return {row: look | {"marker": "o" if experiment.epoch == 1 else "none"} for row, look in looks.items()}
 
 
 def _draw_curve(panel: Axes, curve: Sequence[Interval], look: Mapping[str, Any]) -> None:
     epochs = range(1, len(curve) + 1)
-    panel.plot(epochs, [point.mean for point in curve], **look, marker=_mark(curve))
+    panel.plot(epochs, [point.mean for point in curve], **look)
     if _has_interval(curve):
         low, high = ([getattr(point, end) for point in curve] for end in ("low", "high"))
-        if len(curve) == 1:
-            panel.vlines(epochs, low, high, color=look["color"], alpha=0.3, linewidth=3)
-        else:
-            panel.fill_between(epochs, low, high, color=look["color"], alpha=0.15, linewidth=0)
-
-
-def _mark(curve: Sequence[Any]) -> str:
-    """Return the marker of a curve: one epoch makes no line."""
-    return "o" if len(curve) == 1 else "none"
+        edge = 3 if len(curve) == 1 else 0  # the band of one epoch is its edge
+        panel.fill_between(epochs, low, high, color=look["color"], alpha=0.15, linewidth=edge)
 
 
 def _has_interval(curve: Sequence[Interval]) -> bool:
@@ -130,9 +121,9 @@ def _has_interval(curve: Sequence[Interval]) -> bool:
 
 def _draw_runs(panel: Axes, runs: Sequence[Sequence[float]], look: Mapping[str, Any]) -> None:
     """Draw runs as thin lines, if there are several."""
+    thin = {"color": look["color"], "marker": look["marker"], "linewidth": 0.5, "alpha": 0.5, "markersize": 3}
     for curve in runs if len(runs) > 1 else ():
-        thin: dict[str, Any] = {"color": look["color"], "linewidth": 0.5, "alpha": 0.5, "markersize": 3}
-        panel.plot(range(1, len(curve) + 1), curve, **thin, marker=_mark(curve))
+        panel.plot(range(1, len(curve) + 1), curve, **thin)
 
 
 def _ends(point: Interval) -> tuple[float, ...]:
