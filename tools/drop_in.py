@@ -13,12 +13,12 @@ from __future__ import annotations
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import hullo
 from hullo.lab.spec.environment import environment
@@ -44,21 +44,18 @@ TRANSFORMERS = (
 )  # fmt: skip
 
 
+STEPS = ("swapped", "trained", "saved", "loaded", "folded", "exported")
+
+
 def expect_same(actual: list[Tensor], expected: list[Tensor]) -> None:
     if (found := difference(actual, expected)) > 1e-3:
         raise ValueError(f"outputs differ by {found:.2g}")
 
 
-def swap(build: Build, case: Case, folder: Path) -> None:
-    before = build.outputs("eval")
-    hullo.replace_activations(build.model, example_inputs=build.inputs)
-    expect_same(build.outputs("eval"), before)
-
-
-def train(build: Build, case: Case, folder: Path) -> None:
-    optimizer = torch.optim.AdamW(
-        hullo.parameter_groups(build.model, lr=1e-3, weight_decay=1e-2, coefficient_lr_scale=10)
-    )
+def train(build: Build) -> None:
+    """Run three steps, in which coefficients must change."""
+    groups = hullo.parameter_groups(build.model, lr=1e-3, weight_decay=1e-2, coefficient_lr_scale=10)
+    optimizer = torch.optim.AdamW(groups)
     start = [parameter.detach().clone() for parameter in hullo.coefficient_parameters(build.model)]
     for _ in range(3):
         optimizer.zero_grad()
@@ -71,80 +68,69 @@ def train(build: Build, case: Case, folder: Path) -> None:
         raise ValueError("no coefficient has changed")
 
 
-def save(build: Build, case: Case, folder: Path) -> None:
-    if case.library == "transformers":
-        build.model.save_pretrained(folder)
-    else:
-        torch.save(build.model.state_dict(), folder / "model.pt")
-
-
-def load(build: Build, case: Case, folder: Path) -> None:
+def save_and_load(build: Build, case: Case, folder: Path) -> Iterator[nn.Module | None]:
+    """Yield after the model is saved, and yield what was loaded."""
     if case.library == "transformers":
         from safetensors.torch import load_file
 
+        build.model.save_pretrained(folder)
+        yield None
         plain: Any = written(build.model)[0]
         loaded = plain.from_pretrained(folder)
-        hullo.restore(loaded, load_file(folder / "model.safetensors"))
+        yield hullo.restore(loaded, load_file(folder / "model.safetensors"))
     else:
+        torch.save(build.model.state_dict(), folder / "model.pt")
+        yield None
         saved = torch.load(folder / "model.pt", weights_only=True)
         loaded = hullo.restore(case.build(), saved)
         loaded.load_state_dict(saved)
-    expect_same(build.outputs("eval", loaded), build.outputs("eval"))
+        yield loaded
 
 
-def fold(build: Build, case: Case, folder: Path) -> None:
+def export(build: Build) -> list[Tensor]:
+    """Return the outputs of the exported model."""
+    args, kwargs = ((), dict(build.inputs)) if isinstance(build.inputs, dict) else (tuple(build.inputs), {})
+    with torch.no_grad():
+        program = torch.export.export(build.model.eval(), args, kwargs, strict=False).module()
+        return list(tensors(program(*args, **kwargs)))
+
+
+def take_steps(build: Build, case: Case, folder: Path) -> Iterator[str]:
+    """Yield a word for each step that succeeds."""
+    before = build.outputs("eval")
+    try:
+        exports = bool(export(build))
+    except Exception:  # torch.export does not support the model
+        exports = False
+    hullo.replace_activations(build.model, example_inputs=build.inputs)
+    expect_same(build.outputs("eval"), before)
+    yield "yes"
+    train(build)
+    yield "yes"
+    after = build.outputs("eval")
+    for loaded in save_and_load(build, case, folder):
+        if loaded:
+            expect_same(build.outputs("eval", loaded), after)
+        yield "yes"
     folded = hullo.fold(build.model, example_inputs=build.inputs)
     if any(isinstance(module, hullo.Hull) for module in folded.modules()):
         raise ValueError("a hull is left")
-    expect_same(build.outputs("eval", folded), build.outputs("eval"))
-
-
-def export(build: Build, case: Case, folder: Path) -> None:
-    program = _exported(build)
-    given = build.inputs
-    with torch.no_grad():
-        found = program(**given) if isinstance(given, dict) else program(*given)
-    expect_same(list(tensors(found)), build.outputs("eval"))
-
-
-def _exported(build: Build) -> Any:
-    given = build.inputs
-    args, kwargs = ((), dict(given)) if isinstance(given, dict) else (tuple(given), {})
-    with torch.no_grad():
-        return torch.export.export(build.model.eval(), args, kwargs, strict=False).module()
-
-
-def can_export(build: Build) -> bool:
-    try:
-        _exported(build)
-    except Exception:
-        return False
-    return True
-
-
-STEPS: dict[str, Callable[[Build, Case, Path], None]] = {
-    "swapped": swap,
-    "trained": train,
-    "saved": save,
-    "loaded": load,
-    "folded": fold,
-    "exported": export,
-}
+    expect_same(build.outputs("eval", folded), after)
+    yield "yes"
+    if exports:
+        expect_same(export(build), after)
+    yield "yes" if exports else "-"
 
 
 def examine(case: Case) -> tuple[int, list[str]]:
     """Run all steps for one model, up to the first that fails; return the number of hulls, and a word per step."""
     build, said = Build(case, torch.float32), []
-    skipped = set() if can_export(build) else {"exported"}
     with tempfile.TemporaryDirectory() as folder:
-        for name, step in STEPS.items():
-            try:
-                if name not in skipped:
-                    step(build, case, Path(folder))
-                said.append("-" if name in skipped else "yes")
-            except Exception as error:
-                said.append(f"{type(error).__name__}: {str(error).splitlines()[0][:160]}")
-                break
+        try:
+            for word in take_steps(build, case, Path(folder)):
+                said.append(word)
+        except Exception as error:
+            said.append(f"{type(error).__name__}: {str(error).splitlines()[0][:160]}")
     return len(hullo.summary(build.model).hulls), said + ["-"] * (len(STEPS) - len(said))
 
 
