@@ -80,9 +80,6 @@ def pack(
     partial: Annotated[
         bool, flag("--partial", help="Pack the available images even if some are missing or broken.")
     ] = False,
-    workers: Annotated[
-        int | None, typer.Option(help="Number of decoding threads.", min=1, show_default="a few more than cores")
-    ] = None,
     quiet: QuietOption = False,
 ) -> None:
     """Decode a large data set once, into files that can be read fast; resume interrupted packing."""
@@ -97,7 +94,7 @@ def pack(
         raise ValueError(f"cannot pack {name!r}; only {' and '.join(STREAMED)} need packing")
     folder = data_root(data_dir) / name
     with Progress(console(), quiet=quiet) as progress, resumable(folder / "packed"), unwinding():
-        packed = make_pack(Source(source or folder), folder / "packed", progress, partial=partial, workers=workers)
+        packed = make_pack(Source(source or folder), folder / "packed", progress, partial=partial)
     counts = " and ".join(f"{split.num_images:,} {name}" for name, split in packed.splits.items())
     missing = sum(NUM_RELEASED.values()) - sum(split.num_images for split in packed.splits.values())
     remark = f"; {missing:,} missing or broken" if missing else ""

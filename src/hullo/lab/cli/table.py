@@ -44,7 +44,7 @@ def table(
     if style == "terminal":
         terminal = console()
         for experiment in selected:
-            terminal.print(terminal_table(experiment, terminal.width), "", crop=False)
+            terminal.print(terminal_table(experiment), "", crop=False)
         echo_finding(selected, paths)
     else:
         write = {"markdown": markdown_table, "csv": csv_table}[style]

@@ -221,7 +221,7 @@ def _show_results(records: list[Record], output: Path) -> list[Experiment]:
     shown = analysis.experiments(records, warn=warn)
     terminal = console()
     for experiment in shown:
-        terminal.print(terminal_table(experiment, terminal.width), crop=False)
+        terminal.print(terminal_table(experiment), crop=False)
         with resumable(output), drawing():
             if figure := draw_activations(experiment):
                 path, *_ = save(figure, output / f"{stem(experiment)}-activations")

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import torch
 
-from hullo.lab.data import cifar10, fashion_mnist, sample
+from hullo.lab.data import cifar10, fashion_mnist
 from hullo.lab.data.dataset import Dataset
 from hullo.lab.data.ilsvrc2012.pack import Pack
 from hullo.lab.data.own_data import open_data
 from hullo.lab.data.release import Copy, DataError, data_root
 from hullo.lab.spec.recipes import AUGMENTATIONS, STREAMED
 
-RELEASES = {module.RELEASE.name: module.RELEASE for module in (fashion_mnist, cifar10, sample)}
+RELEASES = {item.name: item for item in (fashion_mnist.RELEASE, cifar10.RELEASE, fashion_mnist.SAMPLE)}
 OWN: dict[str, Dataset] = {}
 """The user's data sets that are registered in this process, by name."""
 

@@ -92,9 +92,6 @@ def build(
         return OWN[name].build(ActivationSpec.parse(activation), inputs, seed, sizes)
     if name not in NETWORKS:
         raise ValueError(f"unknown network {name!r}; available: {', '.join(NETWORKS)}")
-    for argument, value in sizes.items():
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{argument}={value!r}: must be an integer of at least one")
     entry, row = NETWORKS[name], ActivationSpec.parse(activation)
     check_size(name, image_size)
     with torch.random.fork_rng(devices=[]):

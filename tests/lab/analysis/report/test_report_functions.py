@@ -15,7 +15,7 @@ from report_records import make_records, write_report
 import hullo
 from hullo.bases import base as bases
 from hullo.bases import list_bases, real_line, resolve
-from hullo.lab.analysis.report.functions import known_bases
+from hullo.lab.analysis.report.page import known_bases
 from hullo.lab.spec.paper import COLUMNS
 
 OTHERS = ("leaky_relu(-0.2)", "elu(0.5)", "celu(2)", "softplus(3)", "unit_softplus(0.25)")

@@ -23,6 +23,12 @@ def as_mat(synsets):
     return stream.getvalue()
 
 
+def write_devkit(folder, files):
+    """Write the archive of the devkit from its files by their names in it."""
+    content = {f"ILSVRC2012_devkit_t12/{name}": bytes(data) for name, data in files.items()}
+    write(folder, {"ILSVRC2012_devkit_t12.tar.gz": as_tar(content, "w:gz")})
+
+
 def devkit_files():
     synsets = [(place, wnid, 0) for place, wnid in enumerate(TRAIN, 1)]
     return {
@@ -81,16 +87,14 @@ def lay_out(folder, layout="flat", split=None):
     flat = {name: data for files in split["val"].values() for name, data in files.items()}
     by_class = {f"val/{wnid}/{name}": data for wnid, files in split["val"].items() for name, data in files.items()}
     if layout == "tars":
-        devkit = {f"ILSVRC2012_devkit_t12/{name}": data for name, data in devkit_files().items()}
         files = {
             "ILSVRC2012_img_train.tar": as_tar(class_tars),
             "ILSVRC2012_img_val.tar": as_tar(flat),
-            "ILSVRC2012_devkit_t12.tar.gz": as_tar(devkit, "w:gz"),
         }
     else:
-        files = {f"devkit/{name}": data for name, data in devkit_files().items()}
-        files |= train | (by_class if layout == "sorted" else {f"val/{name}": data for name, data in flat.items()})
+        files = train | (by_class if layout == "sorted" else {f"val/{name}": data for name, data in flat.items()})
     write(folder, files)
+    write_devkit(folder, devkit_files())
     return folder
 
 

@@ -7,7 +7,7 @@ import pytest
 from made_ilsvrc import encode
 from PIL import Image
 
-from hullo.lab.data.ilsvrc2012.decoding import decode
+from hullo.lab.data.ilsvrc2012.pack import decode
 
 COLOR = (200, 120, 40)
 

@@ -13,8 +13,7 @@ from filelock import FileLock
 from made_ilsvrc import WNIDS, encode, lay_out, make_images, read_images, write
 from PIL import Image
 
-from hullo.lab.data.ilsvrc2012.decoding import decode
-from hullo.lab.data.ilsvrc2012.pack import Pack, Shard
+from hullo.lab.data.ilsvrc2012.pack import Pack, Shard, decode
 from hullo.lab.data.release import DataError
 from hullo.lab.errors import RunError
 
@@ -240,7 +239,7 @@ import sys
 from hullo.lab.cli import app
 from hullo.lab.data.ilsvrc2012 import pack
 pack.SHARD, pack.NUM_RELEASED = 5, {"train": 12, "val": 6}
-app(["data", "pack", "ilsvrc2012", "--workers", "2", "--data", *sys.argv[1:]])
+app(["data", "pack", "ilsvrc2012", "--data", *sys.argv[1:]])
 """
 
 

@@ -3,7 +3,19 @@ import tarfile
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from made_ilsvrc import LAYOUTS, TRAIN, TRUTH, WNIDS, as_mat, as_tar, devkit_files, lay_out, make_images, write
+from made_ilsvrc import (
+    LAYOUTS,
+    TRAIN,
+    TRUTH,
+    WNIDS,
+    as_mat,
+    as_tar,
+    devkit_files,
+    lay_out,
+    make_images,
+    write,
+    write_devkit,
+)
 
 from hullo.lab.data.ilsvrc2012.source import SPLITS, Source
 from hullo.lab.data.release import DataError
@@ -29,7 +41,7 @@ def test_labels_follow_sorted_wnids_and_val_labels_are_mapped(tmp_path, layout):
 
 def test_without_a_devkit_sorted_folders_define_the_classes(tmp_path):
     source = Source(lay_out(tmp_path, "sorted"))
-    (tmp_path / "devkit").rename(tmp_path / "elsewhere")
+    (tmp_path / "ILSVRC2012_devkit_t12.tar.gz").unlink()
     assert [WNIDS[image.label] for image in source.images("train")] == [
         wnid for wnid in WNIDS for _ in range(TRAIN[wnid])
     ]
@@ -89,7 +101,7 @@ def test_other_files_are_ignored(tmp_path):
 
 @pytest.mark.parametrize("missing", ["meta.mat", "ILSVRC2012_validation_ground_truth.txt"])
 def test_devkit_without_a_file_is_a_clear_error(tmp_path, missing):
-    (lay_out(tmp_path) / "devkit" / "data" / missing).unlink()
+    write_devkit(tmp_path, {name: data for name, data in devkit_files().items() if not name.endswith(missing)})
     with pytest.raises(DataError, match=missing):
         _ = Source(tmp_path).devkit
 
@@ -97,11 +109,11 @@ def test_devkit_without_a_file_is_a_clear_error(tmp_path, missing):
 @given(st.data())
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_damaged_devkit_is_read_or_a_clear_error(tmp_path, data):
-    files = {f"devkit/{name}": bytearray(content) for name, content in devkit_files().items()}
+    files = {name: bytearray(content) for name, content in devkit_files().items()}
     name = data.draw(st.sampled_from(sorted(files)))
     for place in data.draw(st.lists(st.integers(0, len(files[name]) - 1), min_size=1, max_size=3)):
         files[name][place] = data.draw(st.integers(0, 255))
-    write(tmp_path, files)
+    write_devkit(tmp_path, files)
     try:
         assert Source(tmp_path).devkit.wnids
     except DataError as error:
@@ -115,7 +127,7 @@ def test_truncated_devkit_and_unknown_labels_are_clear_errors(tmp_path):
         archive.write_bytes(content[:length])
         with pytest.raises(DataError, match=archive.name):
             _ = Source(tmp_path / "tars").devkit
-    write(lay_out(tmp_path), {"devkit/data/meta.mat": as_mat([(1, "n03000001", 0)])})
+    write_devkit(tmp_path, devkit_files() | {"data/meta.mat": as_mat([(1, "n03000001", 0)])})
     with pytest.raises(DataError, match="damaged"):
         _ = Source(tmp_path).devkit
 

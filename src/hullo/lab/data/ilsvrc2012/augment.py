@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hullo.lab.data.ilsvrc2012.decoding import SIDE
+from hullo.lab.data.ilsvrc2012.pack import SIDE
 from hullo.population import kernels
 from hullo.population.rng import Purpose, draw_below, open_streams
 

@@ -12,8 +12,10 @@ those that lack images.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
+import warnings
 import weakref
 import zipfile
 from collections.abc import Sequence
@@ -26,9 +28,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
-from hullo.lab.data.ilsvrc2012.decoding import SHAPE, decode
 from hullo.lab.data.ilsvrc2012.source import DEVKIT, SPLITS, TARS, EncodedImage, Source
 from hullo.lab.data.release import DataError, data_option
 from hullo.lab.files import atomic_write, locked, make_directory, writing
@@ -40,6 +42,8 @@ MANIFEST, MEAN = "manifest.json", "mean.npy"
 VERSION = 4
 SHARD = 4096
 """Images per shard, 805 MB."""
+SIDE = 256
+SHAPE = (SIDE, SIDE, 3)
 IMAGE_BYTES = int(np.prod(SHAPE))
 
 
@@ -192,9 +196,7 @@ def _close(files: list[int]) -> None:
         os.close(file)
 
 
-def make_pack(
-    source: Source, folder: Path, progress: Progress, *, partial: bool = False, workers: int | None = None
-) -> Pack:
+def make_pack(source: Source, folder: Path, progress: Progress, *, partial: bool = False) -> Pack:
     """Write the missing shards of a pack, then its manifest.
 
     Images that are missing or broken are reported. With `partial` the pack is finished without them; otherwise the
@@ -216,7 +218,7 @@ def make_pack(
         missing = {path: images for path, images in layout.items() if not _is_done(path, images)}
         if missing:
             (folder / MANIFEST).unlink(missing_ok=True)
-        with ThreadPoolExecutor(workers) as threads:
+        with ThreadPoolExecutor() as threads:
             for done, (path, images) in enumerate(missing.items(), len(layout) - len(missing)):
                 progress.start_step(f"packing {path.stem}", done, len(layout))
                 _write_shard(path, images, threads, progress)
@@ -289,6 +291,24 @@ def _decode(image: EncodedImage) -> NDArray[np.uint8] | str:
         return decode(image.read())
     except Exception as error:  # Pillow raises exceptions of many types for damaged files
         return str(error).partition(" <")[0] or type(error).__name__  # without the address of a buffer
+
+
+def decode(content: bytes) -> NDArray[np.uint8]:
+    """Decode a JPEG or PNG image, whatever its file name, to uint8 of shape (256, 256, 3); errors are Pillow's.
+
+    Height and width are resized independently, as in the paper's protocol, with an antialiased bilinear filter.
+    Grayscale is repeated, CMYK is converted (inverted, as Adobe writes it), alpha is dropped. Metadata are ignored: no
+    image is rotated, and damaged metadata do not matter.
+
+    Examples:
+        >>> buffer = io.BytesIO()
+        >>> Image.new("L", (500, 375), 77).save(buffer, "JPEG")
+        >>> pixels = decode(buffer.getvalue())
+        >>> pixels.shape, pixels.min(), pixels.max()
+        ((256, 256, 3), np.uint8(77), np.uint8(77))
+    """
+    with warnings.catch_warnings(action="ignore"), Image.open(io.BytesIO(content), formats=("JPEG", "PNG")) as image:
+        return np.asarray(image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BILINEAR))
 
 
 def _digest(path: Path) -> str:

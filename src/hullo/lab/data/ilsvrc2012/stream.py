@@ -10,8 +10,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from hullo.lab.data.ilsvrc2012.decoding import SHAPE
-from hullo.lab.data.ilsvrc2012.pack import PackedImages
+from hullo.lab.data.ilsvrc2012.pack import SHAPE, PackedImages
 
 PREFETCH = 4
 """Number of batches to read ahead."""
@@ -23,12 +22,12 @@ CHUNK = 16
 """Images per task of a reading thread."""
 
 
-def read_ahead(dataset: PackedImages, steps: Iterable[Tensor], *, workers: int | None = None) -> Iterator[Tensor]:
+def read_ahead(dataset: PackedImages, steps: Iterable[Tensor]) -> Iterator[Tensor]:
     """Yield the images of each step, uint8 of shape (count, 256, 256, 3), and read the next steps in the background.
 
-    A step is given by the indices of its images. By default there are a few more reading threads than cores.
+    A step is given by the indices of its images.
     """
-    threads = ThreadPoolExecutor(workers, thread_name_prefix="read_ahead")
+    threads = ThreadPoolExecutor(thread_name_prefix="read_ahead")
 
     def start_reading(indices: Tensor) -> tuple[Tensor, list[Future[None]]]:
         images = torch.empty((len(indices), *SHAPE), dtype=torch.uint8, pin_memory=torch.cuda.is_available())
