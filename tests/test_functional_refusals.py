@@ -13,26 +13,26 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("x", "remedy"),
         [
-            (torch.arange(3), "for integers call x.float() first"),
-            (torch.tensor([True]), "for integers call x.float() first"),
-            (torch.randn(3, dtype=torch.complex64), "torch.view_as_real(x) makes it real"),
-            ([1.0, 2.0], "torch.as_tensor(x) makes one of numbers"),
-            (1.0, "torch.as_tensor(x) makes one of numbers"),
-            (None, "torch.as_tensor(x) makes one of numbers"),
+            (torch.arange(3), "x.float()"),
+            (torch.tensor([True]), "x.float()"),
+            (torch.randn(3, dtype=torch.complex64), "torch.view_as_real(x)"),
+            ([1.0, 2.0], "torch.as_tensor(x)"),
+            (1.0, "torch.as_tensor(x)"),
+            (None, "torch.as_tensor(x)"),
         ],
     )
     def test_non_floating_point_input_is_rejected(self, x: object, remedy: str) -> None:
-        given = x.dtype if isinstance(x, Tensor) else type(x).__name__
-        with pytest.raises(TypeError) as refusal:
+        given = f"one of {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
+        with pytest.raises(TypeError, match=f"x must be a dense floating-point tensor, got {given}") as refusal:
             hullo.combine(x, torch.ones(1), ["relu"])  # type: ignore[arg-type]
-        assert str(refusal.value) == f"x must be a floating-point tensor, got {given}; {remedy}"
+        assert remedy in str(refusal.value)
 
     @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch._mkldnn])
     @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
     def test_sparse_input_is_rejected(self, layout: torch.layout) -> None:
         x, act = torch.eye(3), hullo.AffineHull("identity", "relu", "tanh")
         other = x.to_mkldnn() if layout is torch._mkldnn else x.to_sparse(layout=layout)
-        with pytest.raises(TypeError, match=rf"{layout}; x.to_dense\(\)"):
+        with pytest.raises(TypeError, match=rf"{layout}; .* x.to_dense\(\)"):
             act(other)
         assert torch.equal(act(other.to_dense()), act(x))
 
@@ -40,7 +40,7 @@ class TestRefusals:
     @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
     def test_nested_input_is_rejected(self, layout: torch.layout) -> None:
         x = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)], layout=layout)
-        with pytest.raises(TypeError, match=r"got a nested one; torch.nested.to_padded_tensor\(x, 0.0\) makes it"):
+        with pytest.raises(TypeError, match=r"got a nested one; .* torch.nested.to_padded_tensor\(x, 0.0\)"):
             hullo.combine(x, torch.ones(1), ["relu"])
         assert hullo.combine(torch.nested.to_padded_tensor(x, 0.0), torch.ones(1), ["relu"]).sum() == 9
 
@@ -78,7 +78,7 @@ class TestRefusals:
         x, c = torch.randn(3), torch.ones(1)
         with pytest.raises(ValueError, match="'gpu'; valid are 'reference', 'cpu'"):
             hullo.combine(x, c, ["relu"], backend="gpu")
-        with pytest.raises(ValueError, match=r"'cpu' .* on meta; use backend='reference'"):
+        with pytest.raises(ValueError, match=r"'cpu' .* on meta .* use backend='reference'"):
             hullo.combine(x.to("meta"), c.to("meta"), ["relu"], backend="cpu")
 
     @pytest.mark.parametrize(

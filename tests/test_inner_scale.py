@@ -173,5 +173,5 @@ def test_unsupported_functions_reject_scales() -> None:
         hullo.slope_bounds(made("hull"))
     with pytest.raises(ValueError, match=r"4 channels .* 3 equal"):
         made("base", 3)(torch.randn(2, 4))
-    with pytest.raises(TypeError, match="must be a floating-point tensor, got list"):
+    with pytest.raises(TypeError, match="must be a dense floating-point tensor, got list"):
         made("hull")([1.0])  # type: ignore[arg-type]

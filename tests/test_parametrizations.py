@@ -189,7 +189,7 @@ def test_ambiguous_names_are_rejected(name: str) -> None:
     [
         (hullo.parametrizations.Parametrization("own", to_sphere, torch.square), "cannot represent"),  # not the inverse
         (hullo.parametrizations.Parametrization("own", same, same), "sum to one"),  # leaves the simplex
-        (hullo.parametrizations.Parametrization("own", to_sphere, lambda c: c[..., :-1].sqrt()), "fewer=1"),
+        (hullo.parametrizations.Parametrization("own", to_sphere, lambda c: c[..., :-1].sqrt()), "with fewer=0"),
         (
             hullo.parametrizations.Parametrization("own", lambda raw: to_sphere(raw)[..., :-1], torch.sqrt),
             "cannot represent",

@@ -78,17 +78,13 @@ def invert(parametrization: Parametrization, coefficients: Tensor, allowed: Coef
     if isinstance(parametrization, BuiltInParametrization):
         return raw
     expected = (*coefficients.shape[:-1], coefficients.shape[-1] - parametrization.fewer)
-    if tuple(raw.shape) != expected:
-        raise ValueError(
-            f"invalid {parametrization!r}: inverse maps coefficients of shape {tuple(coefficients.shape)} to raw "
-            f"parameters of shape {tuple(raw.shape)}, expected {expected}; set "
-            f"fewer={coefficients.shape[-1] - raw.shape[-1]}"
-        )
     back = parametrization.transform(raw)
-    if not raw.isfinite().all() or back.shape != coefficients.shape or (back - coefficients).abs().max() > _TOLERANCE:
+    fits = tuple(raw.shape) == expected and back.shape == coefficients.shape and bool(raw.isfinite().all())
+    if not fits or (back - coefficients).abs().max() > _TOLERANCE:
         raise ValueError(
             f"{parametrization!r} cannot represent coefficients {coefficients.tolist()}: inverse gives {raw.tolist()}, "
-            f"and transform of that {back.tolist()}; choose other coefficients, or correct transform and inverse"
+            f"and transform of that {back.tolist()}, with fewer={parametrization.fewer}; choose other coefficients, or "
+            "correct transform, inverse and fewer"
         )
     moved = raw + 0.3 * torch.arange(1, raw.shape[-1] + 1).to(raw).sin()  # as an optimizer step might
     if reason := allowed.describe_violation(parametrization.transform(moved)):

@@ -111,27 +111,18 @@ def _scaled(x: Tensor, scales: Tensor, column: int, spec: CombineSpec) -> Tensor
     return x * factors.repeat_interleave(shape[spec.channel_dim] // len(factors)).reshape(shape)
 
 
-def _describe_invalid(x: object) -> str:
-    """Return why x cannot be the input of a hull, and what to do."""
-    if not isinstance(x, Tensor):
-        return f"x must be a floating-point tensor, got {type(x).__name__}; torch.as_tensor(x) makes one of numbers"
-    if x.is_nested:
-        return (
-            "x must be a dense tensor, got a nested one; torch.nested.to_padded_tensor(x, 0.0) makes it dense. For "
-            "layers of an nn.TransformerEncoder, replace the activations of the whole encoder"
-        )
-    if x.layout is not torch.strided:
-        return f"x must be a dense tensor, got one of layout {x.layout}; x.to_dense() makes it dense"
-    if x.is_complex():
-        return f"x must be a floating-point tensor, got {x.dtype}; torch.view_as_real(x) makes it real"
-    return f"x must be a floating-point tensor, got {x.dtype}; for integers call x.float() first"
-
-
 def check_tensors(x: Tensor, raw: Tensor, spec: CombineSpec, hull: Any) -> None:
     """Raise an error unless x is dense, on the device of the raw parameters, and these are as many as the bases need,
     in one row or one per group."""
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.layout is not torch.strided or x.is_nested:
-        raise TypeError(_describe_invalid(x) + getattr(hull, "how_to_avoid", ""))
+        given = f"one of {x.dtype} and {x.layout}" if isinstance(x, Tensor) else type(x).__name__
+        hint = getattr(hull, "how_to_avoid", "")
+        if isinstance(x, Tensor) and x.is_nested:
+            given, hint = "a nested one", "; for nn.TransformerEncoder, replace the activations of the whole encoder"
+        raise TypeError(
+            f"x must be a dense floating-point tensor, got {given}; convert it, for example by torch.as_tensor(x), "
+            f"x.float(), x.to_dense(), torch.view_as_real(x) or torch.nested.to_padded_tensor(x, 0.0){hint}"
+        )
     if raw.device != x.device and "meta" not in (raw.device.type, x.device.type):
         raise ValueError(f"x is on {x.device} and the coefficients on {raw.device}; move both to one device with .to()")
     expected = len(spec.bases) - spec.parametrization.fewer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -130,3 +131,18 @@ def test_a_unit_function_of_ones_own_is_not_taken_for_one_of_the_catalogue() -> 
     for name, formula in (("unit_tanh", "x * sigmoid(x)"), ("unit_nothing", "x * sigmoid(x)")):
         found = hullo.combine(x, torch.ones(1), [hullo.add_base(name, formula)], backend="cpu")
         torch.testing.assert_close(found, torch.nn.functional.silu(x))
+
+
+def test_tensor_of_a_class_with_a_conversion_of_its_own_is_supported() -> None:
+    class Own(torch.Tensor):
+        def to(self, place: str) -> Any:
+            raise AssertionError(place)
+
+    act = hullo.AffineHull("identity", "relu", "tanh")
+    x = torch.randn(4, 3)
+    own = x.clone().as_subclass(Own).requires_grad_()  # type: ignore[no-untyped-call]
+    y = act(own)
+    torch.testing.assert_close(y.as_subclass(torch.Tensor), act(x))
+    (gradient,) = torch.autograd.grad(y.sum(), own)
+    leaf = x.clone().requires_grad_()
+    torch.testing.assert_close(gradient.as_subclass(torch.Tensor), torch.autograd.grad(act(leaf).sum(), leaf)[0])

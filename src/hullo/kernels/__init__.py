@@ -52,32 +52,22 @@ def choose(x: Tensor, spec: CombineSpec, backend: str | None) -> str:
     if backend is None:
         if x.is_cpu:
             return "cpu"
-        return "triton" if x.is_cuda and not _why_not_triton(x, spec) else "reference"
+        return "triton" if x.is_cuda and _is_fused(x, spec) else "reference"
     if backend not in BACKENDS:
         raise ValueError(
             f"unknown backend {backend!r}; valid are {', '.join(map(repr, BACKENDS))}, and None for the fastest"
         )
-    reason = ""
-    if backend == "cpu" and x.device.type != "cpu":
-        reason = f"it supports CPU tensors, and x is on {x.device}"
-    if backend == "triton":
-        reason = _why_not_triton(x, spec)
-    if reason:
+    if (backend == "cpu" and x.device.type != "cpu") or (backend == "triton" and not _is_fused(x, spec)):
+        names = ", ".join(item.name for item in spec.bases)
         raise ValueError(
-            f"backend {backend!r} does not support x: {reason}; use backend='reference', or None for the fastest"
+            f"backend {backend!r} does not support {x.dtype} on {x.device} with {names}: 'cpu' takes CPU tensors, and "
+            "'triton', where Triton is installed, CUDA tensors in float32, float16 and bfloat16, with bases that have "
+            "formulas; use backend='reference', or None for the fastest"
         )
     return backend
 
 
-def _why_not_triton(x: Tensor, spec: CombineSpec) -> str:
-    """Return why the fused kernel does not support x, or an empty string."""
-    if not HAS_TRITON:
-        return "Triton is not installed"
-    if not x.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
-        return f"it supports CUDA tensors, and x is on {x.device}"
-    if x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        return f"it supports float32, float16 and bfloat16, and x has dtype {x.dtype}"
-    if spec.has_formulas:
-        return ""
-    name = next(base.name for base in spec.bases if base.formula is None)
-    return f"base function {name!r} has no formula, only a Python function"
+def _is_fused(x: Tensor, spec: CombineSpec) -> bool:
+    """Return whether the fused kernels support x and the bases; on a CPU, that is in Triton's interpreter."""
+    is_reached = HAS_TRITON and (x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1")
+    return is_reached and x.dtype in (torch.float32, torch.float16, torch.bfloat16) and spec.has_formulas

@@ -29,7 +29,7 @@ def forward(x: Tensor, raw: Tensor, spec: CombineSpec) -> Tensor:
     coefficients = spec.parametrization.formula(raw.to(compute_dtype(x)))
     out = torch.empty_like(x)
     for rows, (block, target) in _blocks([x, out], order, raw, spec):
-        wide = block.to(coefficients.dtype)
+        wide = Tensor.to(block, coefficients.dtype)  # not the method of a subclass
         values = (_value(base, wide) for base in spec.bases)
         _write_sum(zip(_columns(coefficients, rows), values, strict=True), target, wide.dtype)
     return out
@@ -43,7 +43,7 @@ def backward(gradient: Tensor, x: Tensor, raw: Tensor, spec: CombineSpec) -> tup
     sums = torch.zeros_like(coefficients, dtype=torch.float64)
     out = torch.empty_like(x)
     for rows, (block, upstream, target) in _blocks([x, gradient, out], order, raw, spec):
-        wide, above = block.to(coefficients.dtype), upstream.to(coefficients.dtype)
+        wide, above = (Tensor.to(part, coefficients.dtype) for part in (block, upstream))
         slopes, gradients, products = [], [], []
         for base, c in zip(spec.bases, _columns(coefficients, rows), strict=True):
             if _is_native(base):
