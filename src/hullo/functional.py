@@ -64,7 +64,7 @@ def apply(
     """
     if isinstance(x, fx.Proxy):  # torch.fx traces with these in place of tensors
         return apply_encoded(x, raw, scales, spec.encoded, backend)
-    check_tensors(x, raw, spec, hull)
+    check_tensors(x, raw, spec)
     if scales is not None:
         return _apply_scaled(x, raw, scales, spec, backend)
     kernel = choose(x, spec, backend)
@@ -111,12 +111,12 @@ def _scaled(x: Tensor, scales: Tensor, column: int, spec: CombineSpec) -> Tensor
     return x * factors.repeat_interleave(shape[spec.channel_dim] // len(factors)).reshape(shape)
 
 
-def check_tensors(x: Tensor, raw: Tensor, spec: CombineSpec, hull: Any) -> None:
+def check_tensors(x: Tensor, raw: Tensor, spec: CombineSpec) -> None:
     """Raise an error unless x is dense, on the device of the raw parameters, and these are as many as the bases need,
     in one row or one per group."""
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.layout is not torch.strided or x.is_nested:
         given = f"one of {x.dtype} and {x.layout}" if isinstance(x, Tensor) else type(x).__name__
-        hint = getattr(hull, "how_to_avoid", "")
+        hint = ""
         if isinstance(x, Tensor) and x.is_nested:
             given, hint = "a nested one", "; for nn.TransformerEncoder, replace the activations of the whole encoder"
         raise TypeError(

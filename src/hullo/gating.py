@@ -44,7 +44,7 @@ class GatedHull(nn.Module):
         hull = self.hull
         y: Tensor
         if is_plain(gate, up) and _are_alike(gate, up) and _is_alone(hull) and is_plain(raw := hull.kernel_input()):
-            check_tensors(gate, raw, hull.spec, hull)
+            check_tensors(gate, raw, hull.spec)
             y = _apply_directly(gate, up, raw, hull.spec, choose(gate, hull.spec, None))  # type: ignore[no-untyped-call]
         else:
             y = hull(gate) * up

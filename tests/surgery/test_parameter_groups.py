@@ -143,17 +143,6 @@ def test_lr_scale_needs_lr() -> None:
         hullo.parameter_groups(network)
 
 
-def test_coefficients_of_groups_are_logged_as_mean_min_max() -> None:
-    rows = [[0.0, 1.0], [0.5, 0.5]]
-    network = nn.Sequential(hullo.ConvexHull("relu", "tanh", groups=2, init=rows), hullo.LinearHull("elu(2)"))
-    assert hullo.surgery.coefficient_dict(network) == {
-        "0/relu/mean": 0.25, "0/relu/min": 0.0, "0/relu/max": 0.5,
-        "0/tanh/mean": 0.75, "0/tanh/min": 0.5, "0/tanh/max": 1.0,
-        "1/elu(2)": 1.0,
-    }  # fmt: skip
-    assert hullo.coefficient_parameters(network) == [network[0].raw, network[1].raw]
-
-
 def test_a_learning_rate_that_is_a_tensor_is_left_alone() -> None:
     rate, network = torch.tensor(1e-3), model()
     groups = hullo.parameter_groups(network, lr=rate, weight_decay=1e-2, coefficient_lr_scale=10)

@@ -258,7 +258,7 @@ def test_activation_of_integers_is_listed(dtype: torch.dtype) -> None:
     summary = hullo.summary(model)
     assert (len(summary.hulls), [str(dtype) in site.reason for site in summary.not_replaced]) == (1, [True])
     model = hullo.replace_activations(nn.Sequential(nn.ReLU()))
-    with pytest.raises(TypeError, match=rf"{dtype}.*hull 0.*where="):
+    with pytest.raises(TypeError, match=str(dtype)):
         model(given[1])
 
 

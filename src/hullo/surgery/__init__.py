@@ -10,7 +10,7 @@ calls, :mod:`~hullo.surgery.build` makes the hulls, :mod:`~hullo.surgery.edit` p
 
 from hullo.surgery.checkpoint import load_hulls, restore
 from hullo.surgery.fold import fold
-from hullo.surgery.parameters import coefficient_dict, coefficient_parameters, parameter_groups
+from hullo.surgery.parameters import coefficient_parameters, parameter_groups
 from hullo.surgery.plot import plot
 from hullo.surgery.replace import replace_activations
 from hullo.surgery.sites import Site
@@ -19,7 +19,6 @@ from hullo.surgery.summary import Summary, summary
 __all__ = [
     "Site",
     "Summary",
-    "coefficient_dict",
     "coefficient_parameters",
     "fold",
     "load_hulls",

@@ -112,12 +112,7 @@ class Recipe:
                     f"{site.name} is {site.function}, which is not a combination of {spelled}: add it to bases, or "
                     "give init"
                 )
-            if len(rows) > 1:  # one function per channel already
-                if groups not in (1, len(rows)):
-                    raise ValueError(
-                        f"{site.name} has one function for each of {len(rows)} channels, which does not fit "
-                        f"groups={groups}; give groups={len(rows)} or none"
-                    )
+            if len(rows) > 1 and groups == 1:  # one function per channel already
                 groups, channel_dim = len(rows), 1
             init = rows if len(rows) > 1 else rows[0]
             is_affine = all(math.isclose(sum(row), 1, abs_tol=1e-6) for row in rows)
@@ -160,16 +155,15 @@ def channel_dim_of(call: Call) -> int | None:
 
 def _call_factory(factory: Any, site: Site) -> Hull:
     try:
-        hull = factory(site)
+        made = factory(site)
     except (TypeError, ValueError, AttributeError) as error:
-        raise TypeError(
-            f"hull={factory!r}: give a class of hulls such as hullo.AffineHull, and its bases, init and groups to "
-            "replace_activations; or a function of a hullo.surgery.Site, as in lambda site: hullo.presets.xielu(). "
-            f"Called with the site {site.name} it fails: {error}"
-        ) from error
-    if not isinstance(hull, Hull):
-        raise TypeError(f"hull returned {hull!r} for {site.name}; it must return a hull such as AffineHull(...)")
-    return hull
+        made = error
+    if isinstance(made, Hull):
+        return made
+    raise TypeError(
+        f"hull={factory!r}: give a class of hulls, bases, init and groups to replace_activations; or a function "
+        f"of a site that returns a hull, as in lambda site: hullo.presets.xielu(). For {site.name} it gave {made!r}"
+    )
 
 
 def nearby_tensor(modules: Mapping[str, nn.Module], name: str) -> Tensor:

@@ -107,12 +107,7 @@ def _prepare(hull: Hull, site: Site, first: bool) -> None:
     """Give a hull the mode and the hooks of the activation at its site."""
     places = list(dict.fromkeys(call.place for call in site.calls)) if site.place else []
     called = f" in {' and '.join(places)}" if places else ""
-    replaced = type(site.module).__name__ if site.module else site.function + called
-    vars(hull)["replaced"] = replaced
-    vars(hull)["how_to_avoid"] = (
-        f" (the hull {site.name} replaced {replaced}; to keep the original there, start from the original model and "
-        f"call replace_activations with where=lambda site: site.name != {site.name!r})"
-    )
+    vars(hull)["replaced"] = type(site.module).__name__ if site.module else site.function + called
     source = site.module or site.slots[0].parent
     hull.train(source.training)
     if site.module is not None:

@@ -1,4 +1,4 @@
-"""Pass coefficients to optimizers and loggers."""
+"""Pass coefficients to optimizers."""
 
 from __future__ import annotations
 
@@ -115,30 +115,3 @@ def coefficient_parameters(model: nn.Module) -> list[nn.Parameter]:
         return parameters
     hulls = named_hulls("coefficient_parameters", model).values()
     return list(dict.fromkeys(parameter for hull in hulls for parameter in hull.parameters()))
-
-
-def coefficient_dict(model: nn.Module) -> dict[str, float]:
-    """Return the coefficients of a model by name, for loggers such as TensorBoard, Weights & Biases and MLflow.
-
-    A hull with several groups gives the mean, the minimum and the maximum over its groups.
-
-    Example:
-        >>> import torch, hullo
-        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), hullo.AffineHull("identity", "relu"))
-        >>> hullo.surgery.coefficient_dict(model)
-        {'1/identity': 0.5, '1/relu': 0.5}
-    """
-    values: dict[str, float] = {}
-    for name, hull in named_hulls("coefficient_dict", model).items():
-        rows = hull.coefficients.detach().double().reshape(hull.groups, -1)
-        for base, column in zip(hull.bases, rows.T.tolist(), strict=True):
-            key = f"{name}/{base.name}" if name else base.name
-            if hull.groups == 1:
-                values[key] = column[0]
-            else:
-                values |= {
-                    f"{key}/mean": sum(column) / len(column),
-                    f"{key}/min": min(column),
-                    f"{key}/max": max(column),
-                }
-    return values

@@ -199,20 +199,15 @@ def _units(sites: Iterable[Site]) -> list[list[Site]]:
 def _find_blamed(
     model: nn.Module, sites: Sequence[Site], units: list[list[Site]], comparison: Comparison
 ) -> list[tuple[list[Site], RuntimeError]]:
-    """Return the units that cannot be replaced even alone, with the errors, by halving; the model is unchanged."""
-    before = Snapshot(model)
-    try:
-        chosen = [site for unit in units for site in unit]
-        _swap_and_prove(model, sites, chosen, Recipe(), comparison, compare=True)
-    except RuntimeError as error:
+    """Return the units that cannot be replaced even alone, with the errors; the model is unchanged."""
+    before, blamed = Snapshot(model), []
+    for unit in units:
+        try:
+            _swap_and_prove(model, sites, unit, Recipe(), comparison, compare=True)
+        except RuntimeError as error:
+            blamed.append((unit, error))
         before.restore()
-        if len(units) == 1:
-            return [(units[0], error)]
-        middle = len(units) // 2
-        halves = units[:middle], units[middle:]
-        return [found for half in halves for found in _find_blamed(model, sites, half, comparison)]
-    before.restore()
-    return []
+    return blamed
 
 
 def _swap_and_prove(
@@ -305,11 +300,10 @@ def _read_functions(given: Iterable[str] | None) -> tuple[set[str], set[str]]:
     if isinstance(given, str):
         raise TypeError(f"functions={given!r}: give a list of names, as in [{given!r}]")
     families, members = set[str](), set[str]()
-    for name in given:
+    for name in map(str, given):
         try:
-            is_learned = isinstance(name, str) and name.lower() in LEARNED
-            chosen = members if isinstance(name, str) and "(" in name else families
-            chosen.add(name.lower() if is_learned else get_base(name).name)
+            chosen = members if "(" in name else families
+            chosen.add(name.lower() if name.lower() in LEARNED else get_base(name).name)
         except ValueError:
             valid = ", ".join(sorted({*list_bases(), *LEARNED}))
             raise ValueError(f"unknown function {name!r} in functions; known are {valid}") from None

@@ -246,7 +246,9 @@ def test_per_channel_coefficients_are_recorded_as_means_and_final_values(other_r
     record, *others = build_records(training, environment("here"))
     for k, other in enumerate(others, 1):
         assert other.channels == []
-        learned = list(hullo.surgery.coefficient_dict(training.population[k]).values()) if other.bases else []
+        learned = [
+            c for hull in hullo.summary(training.population[k]).hulls.values() for c in hull.coefficients.tolist()
+        ]
         assert [c for layer in (other.coefficients or [[]])[-1] for c in layer] == pytest.approx(learned, abs=1e-6)
     assert [len(layer) for layer in record.channels] == [20, 50, 1]
     assert [len(point) for point in record.coefficients] == [3, 3, 3]
