@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from hullo._compat import real_tensors
-from hullo.bases import Base, real_line, resolve
-from hullo.bases.slope_extremes import extremes, largest_slope, least_slope
+from hullo.bases import Base, resolve
+from hullo.bases.slope_extremes import extremes, largest_slope
 from hullo.modules import Hull
 from hullo.recognition.find_base import same_as
 
@@ -47,8 +47,7 @@ def is_monotone(
     """Return whether the function is non-decreasing; None if that is unknown.
 
     Slopes down to -1e-6, or to -1e-6 times the largest coefficient if that is below one, count as rounding errors of
-    the coefficients. Apart from that, the answer is as certain as :func:`slope_bounds`. Where the slope bounds are
-    unknown, so is the answer, unless the function decreases at a sample.
+    the coefficients. Apart from that, the answer is as certain as :func:`slope_bounds`, and unknown where these are.
 
     >>> import hullo
     >>> hullo.is_monotone(hullo.ConvexHull("identity", "relu", "tanh"))
@@ -133,13 +132,7 @@ def _slope_bounds(coefficients: list[float], resolved: tuple[Base, ...]) -> tupl
 def _is_monotone(coefficients: list[float], resolved: tuple[Base, ...]) -> bool | None:
     floor = -_TOLERANCE * min(1.0, max(map(abs, coefficients)))
     bounds = extremes(coefficients, resolved)
-    if bounds is None and least_slope(coefficients, resolved) >= floor:
-        return True
-    if bounds is None:
-        x = real_line()
-        slopes = [c * item.derivative(x) for c, item in zip(coefficients, resolved, strict=True)]
-        return False if bool((torch.stack(slopes).sum(0) < floor).any()) else None
-    return bounds[0] >= floor
+    return None if bounds is None else bounds[0] >= floor
 
 
 def _approximates_identity(coefficients: list[float], resolved: tuple[Base, ...]) -> bool:

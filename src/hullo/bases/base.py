@@ -72,7 +72,7 @@ class Base:
         turns: where f' turns from rising to falling or back, other than at kinks; unknown for your own functions.
         is_wave: whether f' turns again and again, as that of sin; then `turns` is empty.
         formula: the text of f, for kernels and other frameworks; None for a Python function.
-        is_certain: whether the slope bounds are proved, as in the catalogue; your own were measured at samples.
+        is_built_in: whether it is of the catalogue, whose slope bounds are proved; those of your own were measured.
 
     Example:
         >>> import hullo
@@ -92,7 +92,7 @@ class Base:
     turns: tuple[float, ...] = ()
     is_wave: bool = False
     formula: Formula | None = None
-    is_certain: bool = True
+    is_built_in: bool = True
 
     def derivative(self, x: Tensor) -> Tensor:
         """Return f'(x), a tensor like x."""
@@ -103,7 +103,7 @@ class Base:
         """Return whether f is non-decreasing; None if unknown: no sample of your own function decreased."""
         if self.slope_bounds[0] < 0:
             return False
-        return True if self.is_certain else None
+        return True if self.is_built_in else None
 
     @property
     def has_bounded_slope(self) -> bool:
@@ -187,11 +187,6 @@ def in_order(bases: Iterable[Base]) -> tuple[Base, ...]:
 def all_bases() -> tuple[Base, ...]:
     """Return the base functions of all names, in the order of `list_bases`."""
     return tuple(map(get_base, _families))
-
-
-def is_built_in(item: Base) -> bool:
-    """Return whether a base belongs to the package; `add_base` added the others."""
-    return _families[item.name.partition("(")[0]].make.__module__ == "hullo.bases.catalogue"
 
 
 def get_base(spelling: str | Base) -> Base:

@@ -130,5 +130,5 @@ def _measure(name: str, function: Function, slope: Slope) -> Base:
         value_at_zero=y[0].item(),
         slopes_at_zero=(round(left, 9) + 0.0, round(right, 9) + 0.0),
         slope_bounds=(slopes.min().item(), slopes.max().item()),
-        is_certain=False,
+        is_built_in=False,
     )

@@ -34,9 +34,11 @@ _HUGE = 2.0**64  # slopes at 2^128 that are so many times the largest bounded on
 
 def extremes(coefficients: Sequence[float], bases: Sequence[Base]) -> tuple[float, float] | None:
     """Return the infimum and the supremum of the slope, to `ACCURACY`; None if they are not known with certainty."""
-    used = _used(coefficients, bases)
+    used = [(c, item) for c, item in zip(coefficients, bases, strict=True) if c != 0]
+    if not all(item.is_built_in for _, item in used):
+        return None
     if not used:
-        return None if used is None else (0.0, 0.0)
+        return 0.0, 0.0
     if any(item.is_wave for _, item in used):
         apart = [item for _, item in used if item.slope_bounds[0] != item.slope_bounds[1]]
         bounds = [(c * item.slope_bounds[0], c * item.slope_bounds[1]) for c, item in used]
@@ -90,18 +92,6 @@ def _first_cells(edges: list[float]) -> tuple[Tensor, Tensor]:
     far = _NEAR * doublings.exp2()
     ends = torch.cat([-far, near, far, torch.tensor(edges, dtype=torch.float64)]).unique()  # type: ignore[no-untyped-call]
     return ends[:-1], ends[1:]
-
-
-def least_slope(coefficients: Sequence[float], bases: Sequence[Base]) -> float:
-    """Return a lower bound of the slope from the bounds of the bases; -inf if they are not certain."""
-    used = _used(coefficients, bases)
-    return -math.inf if used is None else sum(min(c * bound for bound in item.slope_bounds) for c, item in used)
-
-
-def _used(coefficients: Sequence[float], bases: Sequence[Base]) -> list[tuple[float, Base]] | None:
-    """Return the nonzero coefficients and their bases; None if the bounds of one are not certain."""
-    used = [(c, item) for c, item in zip(coefficients, bases, strict=True) if c != 0]
-    return used if all(item.is_certain for _, item in used) else None
 
 
 def largest_slope(coefficients: Sequence[float], bases: Sequence[Base]) -> float:

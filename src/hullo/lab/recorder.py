@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from hullo._compat import is_sharded
-from hullo.bases import in_order, is_built_in
+from hullo.bases import in_order
 from hullo.lab.files import make_directory
 from hullo.lab.spec.activation import PRELU, ActivationSpec
 from hullo.lab.spec.environment import choose_device, device_name, environment
@@ -222,7 +222,7 @@ def _named_hulls(model: Any) -> Iterator[tuple[str, Any, Callable[[], Hull]]]:
 
 def _why_unrecordable(hull: Hull) -> str:
     """Return why a record cannot describe a hull; an empty string if it can."""
-    own = [item.name for item in hull.bases if not is_built_in(item)]
+    own = [item.name for item in hull.bases if not item.is_built_in]
     if own:
         return f"the base {own[0]}, which you added in this process"
     if not isinstance(hull.parametrization, BuiltInParametrization):
