@@ -55,7 +55,7 @@ class Noisy(nn.Module):
         y = self.drops(self.block(self.lstm(x)[0]))
         y = y + torch.randn_like(y) + torch.rand(4) + torch.rand(5, 1) * torch.empty_like(y).bernoulli_(0.5)
         with torch.no_grad():
-            z = F.gumbel_softmax(y) * torch.empty(4).normal_() + torch.normal(0.0, 1.0, (4,))
+            z = F.gumbel_softmax(y) * torch.empty(4).normal_()
         scale = torch.distributions.Normal(y, 1.0).rsample()
         return F.dropout(y + z, 0.3, self.training, inplace=True) * scale
 

@@ -148,7 +148,7 @@ def _down_and_up(net: nn.Module, x: Tensor) -> Tensor:
         (lambda net, x: (lambda y: F.relu(y) + y)(net.groups(net.conv(x))), 1),
         (lambda net, x: F.relu(net.groups(net.norm(net.conv(x)))), 1),
         (lambda net, x: F.group_norm(net.conv(x), 4), 1),
-        (lambda net, x: torch.tanh(F.instance_norm(net.conv(x))), 1),
+        (lambda net, x: torch.tanh(F.instance_norm(net.conv(x))), 0),
         (lambda net, x: F.group_norm(net.conv(x), 1, net.groups.weight, 2 * net.groups.bias), 0),
         (lambda net, x: F.group_norm(net.conv(x).flatten(2), 2, net.groups.weight, net.groups.bias), 1),
         (lambda net, x: F.group_norm(net.conv(x).mean((2, 3)), 2, net.groups.weight, net.groups.bias), 0),

@@ -3,7 +3,7 @@
 These patterns are found in a graph, on a GPU; the first two for images or sequences, the third for images:
 
     [convolution ->] batch norm [-> + residual] -> activation
-    [convolution ->] group norm or instance norm [-> + residual] [-> activation]
+    [convolution ->] group norm [-> + residual] [-> activation]
     [convolution ->] [activation ->] max pool 2x2 [-> dropout] [-> flatten with channels last]
     linear layer -> activation
     [[linear layer ->] [dropout ->] + residual ->] layer norm or RMS norm
@@ -316,19 +316,13 @@ def _normalize_groups(
         shift,
         context.rows_of(act),
         act.bases,
-        width=_group_width(norm),
+        width=norm.meta["val"].shape[1] // arguments(norm)["num_groups"],
         eps=arguments(norm)["eps"],
         bias=bias,
         residual=residual,
         dtype=dtype,
         kinds=act.kinds,
     )
-
-
-def _group_width(norm: fx.Node) -> int:
-    """Return how many channels share statistics; 1 in an instance norm."""
-    groups = arguments(norm).get("num_groups")
-    return 1 if groups is None else int(norm.meta["val"].shape[1]) // groups
 
 
 def _is_norm(node: Any) -> bool:
@@ -341,9 +335,8 @@ def _normalizes(node: Any) -> bool:
     if not _has_channels(node):
         return False
     if node.target is aten.group_norm.default:
-        return 0 < _group_width(node) <= MOST_CHANNELS and node.meta["val"].numel() > 0
-    if node.target is aten.instance_norm.default:
-        return bool(arguments(node)["use_input_stats"]) and arguments(node)["running_mean"] is None
+        channels = node.meta["val"].shape[1] // arguments(node)["num_groups"]
+        return bool(channels <= MOST_CHANNELS and node.meta["val"].numel() > 0)
     return node.target is aten.batch_norm.default
 
 
@@ -372,7 +365,7 @@ def _find_sum(norm: fx.Node, sites: Sites) -> Fusion | None:
     one, other = add.args
     if not all(_is_features(item) and item.meta["val"].shape == add.meta["val"].shape for item in (one, other)):
         return None
-    if _is_branch(one):
+    if _is_linear(one) or _is_dropout(one):
         one, other = other, one
     dropout = other if _is_dropout(other) and one is not other else None
     y: Any = other if dropout is None else dropout.args[0]
@@ -392,11 +385,6 @@ def _find_sum(norm: fx.Node, sites: Sites) -> Fusion | None:
 
     inner = frozenset({norm, *(item for item in (dropout, linear) if item is not None)})
     return Fusion(add, inner, compute, dropout=dropout, second=norm)
-
-
-def _is_branch(node: Any) -> bool:
-    """Return whether a node is a linear layer or a dropout that is fused with the sum after it."""
-    return _is_linear(node) or _is_dropout(node)
 
 
 def _is_dropout(node: Any) -> bool:

@@ -52,9 +52,6 @@ class AugmentedImages:
     def __post_init__(self) -> None:
         if self.padding not in PADDINGS:
             raise ValueError(f"padding={self.padding!r}: give one of {', '.join(map(repr, PADDINGS))}")
-        for name, numbers in (("mean", self.mean), ("std", self.std)):
-            if numbers is not None and len(numbers) != self.images.shape[1]:
-                raise ValueError(f"{name}={numbers!r}: give one number for each of {self.images.shape[1]} channels")
 
     @property
     def is_plain(self) -> bool:

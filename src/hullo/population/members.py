@@ -6,7 +6,6 @@ import copy
 import io
 import pickle
 import types
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -46,7 +45,7 @@ def compare(members: Sequence[nn.Module]) -> tuple[list[ActivationSite], list[Ki
         The sites of activations, and the kind of each network: networks of one kind have equal attributes, and one
         graph.
     """
-    _check_values(members)
+    _check_owners(members)
     sites: list[ActivationSite] = []
     contents: list[dict[tuple[str, str], bytes]] = [{} for _ in members]
     _compare_modules("", members, [_names(member) for member in members], sites, contents)
@@ -166,32 +165,19 @@ class _ContentPickler(pickle.Pickler):
             )
         if isinstance(item, types.CodeType):
             return item.co_code, item.co_names, item.co_consts
-        if isinstance(item, weakref.ref):
-            return ("a reference", item())
         return (item.__qualname__, id(item)) if isinstance(item, type) else None
 
 
-def _check_values(members: Sequence[nn.Module]) -> None:
-    """Raise an error for tensors without values, and for members that share tensors: each gets its own copy."""
+def _check_owners(members: Sequence[nn.Module]) -> None:
+    """Raise an error for members that share tensors: each gets its own copy."""
     owners: dict[int, tuple[int, str]] = {}
     for k, member in enumerate(members):
         for name, tensor in (*member.named_parameters(), *member.named_buffers()):
-            if torch.nn.parameter.is_lazy(tensor) or tensor.is_meta:
-                raise ValueError(
-                    f"{name} of member {k} has no values yet; call the network once, or move it to a device"
-                )
             owner = owners.setdefault(id(tensor), (k, name))
             if owner[0] != k:
                 raise ValueError(
                     f"members {owner[0]} and {k} share {owner[1]}; make a network per member, or copy.deepcopy one"
                 )
-        for path, module in member.named_modules():
-            for name, value in vars(module).items():
-                if isinstance(value, Tensor) and not value.is_leaf:
-                    raise ValueError(
-                        f"{name} of {_name(path)} of member {k} was computed from other tensors and cannot be copied; "
-                        "detach it; weight norms are in torch.nn.utils.parametrizations.weight_norm"
-                    )
 
 
 def tensors_of(member: nn.Module, sites: Sequence[ActivationSite]) -> dict[str, Tensor]:

@@ -174,13 +174,10 @@ class Optimizer:
         copies = self.population.copies
         return {name: copies.get(name.removeprefix("stacked."), p) for name, p in self.parameters.items()}
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Set all gradients to None, or to zero."""
+    def zero_grad(self) -> None:
+        """Set all gradients to None."""
         for leaf in self.leaves.values():
-            if set_to_none:
-                leaf.grad = None
-            elif leaf.grad is not None:
-                leaf.grad = torch.zeros_like(leaf.grad)
+            leaf.grad = None
 
     @torch.no_grad()
     def step(self) -> None:

@@ -8,7 +8,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.utils._pytree as pytree
@@ -117,9 +117,9 @@ class Population(nn.Module):
             is_parameter = isinstance(first, nn.Parameter)
             _register(self.stacked, name, nn.Parameter(stacked, first.requires_grad) if is_parameter else stacked)
         self._changed: set[str] = set()  # the buffers that a forward pass changes
-        self._constant: dict[str, Tensor] = {}  # the others
-        self._versions: list[int] | None = None  # of these when they were compared; None if they may be others now
-        self._equal: set[str] = set()  # those of them that are equal in all members
+        self._constant: dict[str, Tensor] = {}  # the others, when they were compared
+        self._versions: list[tuple[int, int]] = []  # of these: which tensor it was, and how often it was written
+        self._equal: set[str] = set()  # those of them that were equal in all members
         own = [*networks[0].parameters(), *networks[0].buffers()]
         is_wide = any(tensor.dtype in (torch.float64, torch.complex128) for tensor in own)
         wide = torch.float64 if is_wide else torch.float32
@@ -135,14 +135,8 @@ class Population(nn.Module):
         """Return the number of members."""
         return len(self._empty)
 
-    @overload
-    def __getitem__(self, k: int) -> nn.Module: ...
-    @overload
-    def __getitem__(self, k: slice) -> list[nn.Module]: ...
-    def __getitem__(self, k: int | slice) -> nn.Module | list[nn.Module]:
+    def __getitem__(self, k: int) -> nn.Module:
         """Return a copy of member k: a network of the original class, with its current weights."""
-        if isinstance(k, slice):
-            return [self[i] for i in range(len(self))[k]]
         k = self._read_index(k)
         stacked = self._stacked()
         tensors = {name: tensor[k] for name, tensor in stacked.items()}
@@ -173,7 +167,6 @@ class Population(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Population:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._versions = None
         self._generation += 1  # tensors may be elsewhere now
         return self
 
@@ -185,7 +178,7 @@ class Population(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # programs hold tensors without values, and are traced again; copies follow the optimizer of this population
-        return self.__dict__ | {"_programs": {}, "_versions": None, "copies": {}, "optimizers": []}
+        return self.__dict__ | {"_programs": {}, "copies": {}, "optimizers": []}
 
     def __iter__(self) -> Iterator[nn.Module]:
         return (self[k] for k in range(len(self)))
@@ -219,7 +212,7 @@ class Population(nn.Module):
             self.seeds, self.steps = self.seeds[at], self.steps[at]
         self._take_modes(self._empty[kept[0]])
         self._empty, self._kinds = [self._empty[k] for k in kept], [self._kinds[k] for k in kept]
-        self._programs, self._versions, self.copies = {}, None, {}
+        self._programs, self.copies = {}, {}
         self._generation += 1
         self.numbers = [self.numbers[k] for k in kept]
         for reference in self.optimizers:
@@ -411,7 +404,6 @@ class Population(nn.Module):
             graph = self._read_graph(leaves, spec)
             program = Program(graph, self.activations)
             self._changed |= {self._aliases[name] for name in graph.written}
-            self._versions = None
             if len(self._programs) == MAX_PROGRAMS:
                 del self._programs[next(iter(self._programs))]
         self._programs[key] = program
@@ -444,14 +436,12 @@ class Population(nn.Module):
         Those that a forward pass changes are not among them. The others are compared again when other code has written
         to them, perhaps to those of one member alone.
         """
-        if self._versions is None:
-            named = self.stacked.named_buffers()
-            self._constant = {name: item for name, item in named if name not in self._changed}
-        versions = [_version(item) for item in self._constant.values()]
+        constant = {name: item for name, item in self.stacked.named_buffers() if name not in self._changed}
+        versions = [(id(item), _version(item)) for item in constant.values()]
         if versions != self._versions:
-            equal = {name for name, item in self._constant.items() if bool((item == item[:1]).all())}
+            equal = {name for name, item in constant.items() if bool((item == item[:1]).all())}
             self._generation += equal != self._equal
-            self._versions, self._equal = versions, equal
+            self._constant, self._versions, self._equal = constant, versions, equal
         return self._equal
 
     def extra_repr(self) -> str:
@@ -459,9 +449,7 @@ class Population(nn.Module):
 
 
 def _follow_state(population: Population, keys: object) -> None:
-    """Do what follows when a population has loaded a state."""
     population.refresh_copies()
-    population._versions = None
 
 
 def _count_bytes(tensors: Iterable[Tensor]) -> int:

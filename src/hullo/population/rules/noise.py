@@ -74,14 +74,6 @@ for _operator, _draw in (
     _register(_operator, _draw)
 
 
-@rule(aten.normal.float_float)
-def draw_normal(
-    context: Context, mean: float, std: float, size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any
-) -> Value:
-    """Return numbers of a normal distribution of a size."""
-    return Value(_normal(context, size, dtype, mean, std), 0)
-
-
 @rule(aten.bernoulli.default)
 def draw_ones_by_probability(context: Context, x: Value, **_: Any) -> Value:
     """Return ones with the probabilities in a tensor, else zeros."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -21,46 +20,33 @@ from hullo.population.values import Value
 aten = torch.ops.aten
 
 
-def _register_running(operator: Any, function: Callable[..., Tensor]) -> None:
-    """Register a rule for a normalization of channels that updates running statistics in place."""
-
-    @rule(operator)
-    def normalize(
-        context: Context,
-        x: Value,
-        weight: Value | None,
-        bias: Value | None,
-        mean: Value | None,
-        variance: Value | None,
-        own_statistics: bool,
-        momentum: float,
-        eps: float,
-        cudnn: bool = True,
-    ) -> Value:
-        if operator is aten.batch_norm.default:
-            given = mean, variance, weight, bias
-            stacked = _normalize_stacked(context, x, given, own_statistics, momentum, eps)
-            if stacked is not None:
-                return stacked
-        images = side_by_side(x, context)
-        shape = images.shape
-        if images.device.type == "cpu" and images.dim() == 4 and len(images) == 1:
-            images = images.flatten(2)  # where PyTorch's backward pass confuses orders in memory
-        flat_mean, flat_variance = _flat_statistics(mean, context), _flat_statistics(variance, context)
-        y = function(
-            images,
-            flat_mean,
-            flat_variance,
-            flat_parameter(weight, context),
-            flat_parameter(bias, context),
-            own_statistics,
-            momentum,
-            eps,
-        )
-        if own_statistics:
-            _write_back(mean, flat_mean, context)
-            _write_back(variance, flat_variance, context)
-        return split_channels(y.view(shape), context)
+@rule(aten.batch_norm.default)
+def batch_norm(
+    context: Context,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    mean: Value | None,
+    variance: Value | None,
+    own_statistics: bool,
+    momentum: float,
+    eps: float,
+    cudnn: bool = True,
+) -> Value:
+    stacked = _normalize_stacked(context, x, (mean, variance, weight, bias), own_statistics, momentum, eps)
+    if stacked is not None:
+        return stacked
+    images = side_by_side(x, context)
+    shape = images.shape
+    if images.device.type == "cpu" and images.dim() == 4 and len(images) == 1:
+        images = images.flatten(2)  # where PyTorch's backward pass confuses orders in memory
+    statistics = [None if item is None else item.at(0, context.members).flatten() for item in (mean, variance)]
+    affine = flat_parameter(weight, context), flat_parameter(bias, context)
+    y = F.batch_norm(images, *statistics, *affine, own_statistics, momentum, eps)
+    if own_statistics:
+        for given, updated in zip((mean, variance), statistics, strict=True):
+            _write_back(given, updated, context)
+    return split_channels(y.view(shape), context)
 
 
 def _normalize_stacked(
@@ -96,22 +82,13 @@ def _normalize_stacked(
     return split_images(y, context)
 
 
-def _flat_statistics(statistics: Value | None, context: Context) -> Tensor | None:
-    """Return the running statistics of all members in turn: a buffer itself, which is updated, or a copy of others."""
-    return None if statistics is None else statistics.at(0, context.members).flatten()
-
-
 def _write_back(statistics: Value | None, updated: Tensor | None, context: Context) -> None:
-    """Write updated statistics to where they were copied from; what all members share is not read again."""
+    """Write updated statistics to where they were copied from, unless they are a view, or shared and not read again."""
     if statistics is None or updated is None or statistics.dim is None:
         return
     if statistics.dim != 0 or not statistics.tensor.is_contiguous():  # otherwise they were updated themselves
         with torch.no_grad():
             statistics.at(0, context.members).copy_(updated.view(context.members, -1))
-
-
-_register_running(aten.batch_norm.default, F.batch_norm)
-_register_running(aten.instance_norm.default, F.instance_norm)
 
 
 @rule(aten.group_norm.default)

@@ -46,7 +46,15 @@ def export(
     except LoweringError:
         raise
     except Exception as error:
-        raise LoweringError(f"{_explain(network, error)}{_line_of(error)}") from error
+        text = str(error).strip() or type(error).__name__
+        reason = (
+            "its control flow depends on the values of tensors" if "data-dependent" in text else text.splitlines()[0]
+        )
+        raise LoweringError(
+            f"cannot trace {type(network).__name__}: {reason}; a population needs networks that perform the same "
+            "operations for every input of one shape, without derivatives, .data and packed sequences, and return "
+            f"tensors{_line_of(error)}"
+        ) from error
 
 
 class _Root(nn.Module):
@@ -130,24 +138,6 @@ def _traceable() -> Iterator[None]:
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
         distribution.set_default_validate_args(validates)
-
-
-def _explain(network: nn.Module, error: Exception) -> str:
-    """Return why a network cannot be traced."""
-    text = str(error)
-    reason = next(iter(text.strip().splitlines()), type(error).__name__)
-    if "data-dependent" in text:
-        reason = "its control flow depends on the values of tensors"
-    elif "fake tensor in the exported program constant" in text:
-        reason = "it reads .data of a tensor, or a tensor that an earlier call has stored; use .detach(), and no_grad()"
-    elif "functorch" in text or "no autograd formula" in text:
-        reason = "it computes derivatives; call torch.autograd.grad(population(x).sum(), x, create_graph=True) instead"
-    elif any(frame.filename.endswith(f"{os.sep}rnn.py") for frame in traceback.extract_tb(error.__traceback__)):
-        reason = "a recurrent layer gets a packed sequence; pad it, and use a mask"
-    return (
-        f"cannot trace {type(network).__name__}: {reason}; a population needs networks that perform the same "
-        "operations for every input of one shape, and return tensors, perhaps in containers"
-    )
 
 
 def _line_of(error: Exception) -> str:
