@@ -265,3 +265,15 @@ def test_a_view_for_each_member_has_the_gradient_of_each() -> None:
         member(alone).square().sum().backward()
         torch.testing.assert_close(own.grad[k], alone.grad)  # type: ignore[index]
     torch.testing.assert_close(own.grad.sum(0), shared.grad)  # type: ignore[union-attr]
+
+
+def test_gradients_are_set_to_none_or_to_zero_as_in_torch() -> None:
+    population = Population(members())
+    optimizer, x = SGD(population, lr=0.1), batches(1)[0]
+    population(x).sum().backward()
+    assert any(p.grad is not None and bool(p.grad.any()) for p in population.parameters())
+    optimizer.zero_grad(set_to_none=False)
+    found = [p.grad for p in population.parameters() if p.requires_grad]
+    assert all(gradient is not None and not gradient.any() for gradient in found)
+    optimizer.zero_grad()
+    assert all(p.grad is None for p in population.parameters())

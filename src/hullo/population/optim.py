@@ -174,10 +174,10 @@ class Optimizer:
         copies = self.population.copies
         return {name: copies.get(name.removeprefix("stacked."), p) for name, p in self.parameters.items()}
 
-    def zero_grad(self) -> None:
-        """Set all gradients to None."""
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Set all gradients to None, or to zero."""
         for leaf in self.leaves.values():
-            leaf.grad = None
+            leaf.grad = None if set_to_none or leaf.grad is None else torch.zeros_like(leaf.grad)
 
     @torch.no_grad()
     def step(self) -> None:
