@@ -40,12 +40,12 @@ def batch_norm(
     shape = images.shape
     if images.device.type == "cpu" and images.dim() == 4 and len(images) == 1:
         images = images.flatten(2)  # where PyTorch's backward pass confuses orders in memory
-    statistics = [None if item is None else item.at(0, context.members).flatten() for item in (mean, variance)]
+    flat_mean, flat_variance = flat_parameter(mean, context), flat_parameter(variance, context)
     scale, shift = flat_parameter(weight, context), flat_parameter(bias, context)
-    y = F.batch_norm(images, statistics[0], statistics[1], scale, shift, own_statistics, momentum, eps)
+    y = F.batch_norm(images, flat_mean, flat_variance, scale, shift, own_statistics, momentum, eps)
     if own_statistics:
-        for given, updated in zip((mean, variance), statistics, strict=True):
-            _write_back(given, updated, context)
+        _write_back(mean, flat_mean, context)
+        _write_back(variance, flat_variance, context)
     return split_channels(y.view(shape), context)
 
 
