@@ -55,26 +55,27 @@ def check_population(population: Population, args: tuple[Any, ...], kwargs: dict
     values, spec = population._wrap(args, kwargs, in_dims)
     values = [population._in_own_precision(item) if type(item) is Value else item for item in values]
     with _undisturbed(population):
-        modes = (population.training, not population.training)
-        programs = []
-        for mode in modes:  # a trace may give each member its own buffers, before they are kept
-            _set_mode(population, mode)
-            programs.append(population._program(values, spec)[0])
-
-        def compare(values: Sequence[Any]) -> Report:
-            report = Report(_choose(population))
-            with population._keeping_state():
-                for mode, program in zip(modes, programs, strict=True):
-                    _set_mode(population, mode)
-                    _Session(population, program, values, spec).compare(report)
-            return report
-
         try:
-            return compare(values)
+            return _compare_modes(population, values, spec)
         except ContractError:  # rounding decides at a kink or a tie, but not there again with other inputs
             with suppress(ContractError):
-                return compare([_move(item) for item in values])
+                return _compare_modes(population, [_move(item) for item in values], spec)
             raise
+
+
+def _compare_modes(population: Population, values: Sequence[Any], spec: Any) -> Report:
+    """Compare members in the mode of a population, in which modules may have modes of their own, and in the other."""
+    report = Report(_choose(population))
+    modes = [(module, module.training) for part in (population, population._empty[0]) for module in part.modules()]
+    try:
+        with population._keeping_state():
+            _Session(population, values, spec).compare(report)
+            population.train(not population.training)
+            _Session(population, values, spec).compare(report)
+    finally:
+        for module, mode in modes:
+            module.training = mode
+    return report
 
 
 def _move(item: Any) -> Any:
@@ -116,15 +117,9 @@ def _choose(population: Population) -> list[int]:
     return sorted({*list(kinds.values())[: MOST_MEMBERS - 1], len(population) - 1})
 
 
-def _set_mode(population: Population, mode: bool) -> None:
-    if population.training is not mode:  # modules that were given another mode keep it in the current one
-        population.train(mode)
-
-
 @contextmanager
 def _undisturbed(population: Population) -> Iterator[None]:
-    """Keep the modes and PyTorch's generators; compute with the parameters themselves, without autocast."""
-    modes = [(module, module.training) for part in (population, population._empty[0]) for module in part.modules()]
+    """Keep PyTorch's generators; compute with the parameters themselves, without autocast."""
     copies, population.copies = population.copies, {}
     autocast = torch.autocast(population.seeds.device.type, enabled=False)
     try:
@@ -132,16 +127,15 @@ def _undisturbed(population: Population) -> Iterator[None]:
             yield
     finally:
         population.copies = copies
-        for module, mode in modes:
-            module.training = mode
 
 
 class _Session:
     """Call a population and members alone on the same inputs, in one mode."""
 
-    def __init__(self, population: Population, program: Program, values: Sequence[Any], spec: Any) -> None:
-        self.population, self.program, self.values, self.spec = population, program, values, spec
-        self.made = _outputs_by_module(program)
+    def __init__(self, population: Population, values: Sequence[Any], spec: Any) -> None:
+        self.population, self.values, self.spec = population, values, spec
+        self.program, _ = population._program(values, spec)
+        self.made = _outputs_by_module(self.program)
         self.found: dict[fx.Node, dict[int, Tensor]] = {}  # what members computed in the population's last call
         self.module = ""  # the first one that differed in the last call of a member
 

@@ -59,7 +59,7 @@ class SameDraws(TorchFunctionMode):
         target: Any = None if node is None else node.target
         if target is None or _base_name(target) != name.removesuffix("_"):
             traced = "none" if target is None else target
-            raise DrawsError(f"{name} draws random numbers where the traced graph has {traced}")
+            raise RuntimeError(f"{name} draws random numbers where the traced graph has {traced}")
         if name in ("rand", "randn") and all(isinstance(item, int) for item in args):
             args = (args,)  # torch.rand(2, 3)
         given = pytree.tree_map(lambda item: _one(item) if isinstance(item, Tensor) else item, (args, kwargs))
@@ -69,10 +69,6 @@ class SameDraws(TorchFunctionMode):
             return function(*args, **kwargs)
         result = map_values(lambda value: value.select(0), result)
         return args[0].copy_(result) if name.endswith("_") else result
-
-
-class DrawsError(RuntimeError):
-    """Report random numbers that are drawn in another order than in the traced graph."""
 
 
 def _base_name(target: Any) -> str:

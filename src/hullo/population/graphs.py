@@ -7,7 +7,7 @@ import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.utils._pytree as pytree
@@ -22,15 +22,7 @@ WARM_UP = 3  # steps before a capture, in which libraries choose and set up thei
 MAX_GRAPHS = 8  # of one step: more kinds of inputs than these are not captured
 
 
-class Stateful(Protocol):
-    """Describe an object whose state a step changes: a population, or an optimizer."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-
-def capture(
-    step: Callable[..., Any], *stateful: Stateful, check: bool = True, tune: bool = False
-) -> Callable[..., Any]:
+def capture(step: Callable[..., Any], *stateful: Any, check: bool = True, tune: bool = False) -> Callable[..., Any]:
     """Return a function that takes a training step by replaying a CUDA graph; without a GPU, the step itself.
 
     Args:
@@ -74,7 +66,7 @@ class _Graph(NamedTuple):
 
 
 class _Captured:
-    def __init__(self, step: Callable[..., Any], stateful: tuple[Stateful, ...], check: bool, tune: bool) -> None:
+    def __init__(self, step: Callable[..., Any], stateful: tuple[Any, ...], check: bool, tune: bool) -> None:
         self.step, self.stateful, self.tune = step, stateful, tune
         self.unchecked = [item for item in stateful if check and isinstance(item, Population)]
         self.graphs: dict[Any, _Graph] = {}
@@ -157,7 +149,7 @@ class _Captured:
         finally:
             torch.clear_autocast_cache()  # tensors of the graph
             for item, saved in zip(self.stateful, before, strict=True):
-                item.load_state_dict(saved)  # type: ignore[attr-defined]
+                item.load_state_dict(saved)
         return _Graph(graph, inputs, returned)
 
 

@@ -250,7 +250,7 @@ class Population(nn.Module):
             return torch.compiler.disable(self.forward)(*args, in_dims=in_dims, **kwargs)  # type: ignore[no-untyped-call]
         return self._run(*self._wrap(args, kwargs, in_dims))
 
-    def _run(self, values: list[Any], spec: Any, observe: Callable[[fx.Node, Any], None] | None = None) -> Any:
+    def _run(self, values: Sequence[Any], spec: Any, observe: Callable[[fx.Node, Any], None] | None = None) -> Any:
         """Compute the outputs from the leaves and the structure of the arguments."""
         program, tensors = self._program(values, spec)
         if self.training and backward_pass_id() < 0:  # a backward pass computes a step again
@@ -391,7 +391,7 @@ class Population(nn.Module):
             )
         return Value(item, None if dim is None else dim % item.dim())
 
-    def _program(self, leaves: list[Any], spec: Any) -> tuple[Program, dict[str, Value]]:
+    def _program(self, leaves: Sequence[Any], spec: Any) -> tuple[Program, dict[str, Value]]:
         """Return the program for inputs of these shapes, traced on first use, and its parameters and buffers."""
         kinds = tuple(
             (item.shape, item.dtype, item.device) if isinstance(item, Value) else repr(item) for item in leaves

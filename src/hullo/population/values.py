@@ -107,14 +107,6 @@ class PaddedValue(Value):
         *others, height, width = self.inner.shape
         return torch.Size([*others, height + sum(self.pad[2:]), width + sum(self.pad[:2])])
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.inner.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.inner.device
-
 
 def is_value(item: Any) -> bool:
     return isinstance(item, Value)
