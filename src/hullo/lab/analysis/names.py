@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Sequence
 
-from hullo.bases import list_bases
 from hullo.lab.analysis.experiments import Experiment
 from hullo.lab.analysis.sources import longest_of_columns
 from hullo.lab.spec.activation import PRELU, ActivationSpec
@@ -131,17 +129,15 @@ def kind_and_bases(row: str) -> tuple[str, str]:
 def layer_names(network: str, count: int, modules: Sequence[str] = ()) -> list[str]:
     """Return names for the layers of the activations of a network, from the input to the output.
 
-    Layers of a user's network have the names of its modules, if records have these; a number, or a function with a
-    number, says too little alone.
+    Layers of a user's network have the names of its modules, if records have these.
 
     >>> layer_names("kerasnet", 5)[1], layer_names("kerasnet", 5)[4], layer_names("Net", 2)[1]
     ('conv 2, 32 channels', 'linear 1, 512 units', 'layer 2')
-    >>> layer_names("Net", 3, ["act", "3", "head.relu_1"])
-    ['act', 'layer 2 (3)', 'layer 3 (head.relu_1)']
+    >>> layer_names("Net", 2, ["act", "head.relu_1"])
+    ['layer 1 (act)', 'layer 2 (head.relu_1)']
     """
     if modules:
-        unclear = re.compile(rf"(.*\.)?(\d+|({'|'.join(list_bases())})(_\d+)?)")
-        return [f"layer {i} ({name})" if unclear.fullmatch(name) else name for i, name in enumerate(modules, 1)]
+        return [f"layer {i} ({name})" for i, name in enumerate(modules, 1)]
     convolutions, linear = WIDTHS.get(network, ((), ()))
     names = [f"conv {i}, {width} channels" for i, width in enumerate(convolutions, 1)]
     names += [f"linear {i}, {width} units" for i, width in enumerate(linear, 1)]

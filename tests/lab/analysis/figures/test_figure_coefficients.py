@@ -62,7 +62,7 @@ def test_the_title_names_the_epochs_that_paths_cover() -> None:
     record = replace(record, spec=replace(record.spec, val_size=9), val_accuracy=[1.0, 3.0, 2.0], val_loss=[1.0] * 3)
     (figure,) = draw_coefficients(experiment(record)).values()
     title = figure.get_suptitle().replace("\n", " ")
-    assert title.endswith("coefficients of relu,tanh up to the chosen epoch of 3 epochs, seed 0")
+    assert title.endswith("coefficients of relu,tanh over 3 epochs (chosen epoch), seed 0")
 
 
 def test_there_is_a_figure_for_each_set_of_bases_and_none_without_learning() -> None:

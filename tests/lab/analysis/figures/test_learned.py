@@ -8,7 +8,7 @@ import numpy as np
 from runs_to_draw import experiment, learned, run
 
 from hullo.lab.analysis.experiments import experiments
-from hullo.lab.analysis.figures.learned import find_learned, spell_seeds, spell_span, spell_time
+from hullo.lab.analysis.figures.learned import find_learned, spell_seeds, spell_time
 
 TWO, THREE = "(identity,relu)", "(identity,relu,tanh)"
 
@@ -63,9 +63,8 @@ def test_with_a_chosen_epoch_coefficients_are_those_up_to_it() -> None:
     (pair,) = find_learned(found)
     np.testing.assert_array_equal(pair.runs["affine"].paths, record.coefficients[:3])
     assert spell_time(found) == "3 epochs (chosen epoch)"
-    assert spell_span(found) == "up to the chosen epoch of 3 epochs"
     (last,) = experiments([record], reading="last")
-    assert (spell_time(last), spell_span(last)) == ("3 epochs", "over 3 epochs")
+    assert spell_time(last) == "3 epochs"
 
 
 def test_prelu_is_a_kind_of_its_own_and_a_mean_over_channels() -> None:

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from hullo.lab.analysis.experiments import Experiment
-from hullo.lab.analysis.figures.learned import LearnedCoefficients, Pair, find_learned, spell_seeds, spell_span
+from hullo.lab.analysis.figures.learned import LearnedCoefficients, Pair, find_learned, spell_seeds, spell_time
 from hullo.lab.analysis.figures.style import FAINT, MANY, WIDTH, Round, depth_bar, entitle, explain, shade
 
 LINES = ("-", (0, (5, 1.5)), (0, (2, 1)), (0, (5, 1, 1, 1)))
@@ -19,7 +19,8 @@ def draw_coefficients(experiment: Experiment, seed: int | None = None) -> dict[s
     for pair in find_learned(experiment, seed):
         figures[pair.about] = figure = _draw(pair)
         entitle(
-            figure, f"{experiment.name}: coefficients of {pair.about} {spell_span(experiment)}, {spell_seeds([pair])}"
+            figure,
+            f"{experiment.name}: coefficients of {pair.about} over {spell_time(experiment)}, {spell_seeds([pair])}",
         )
     return figures
 

@@ -31,10 +31,6 @@ class LearnedCoefficients:
     def layers(self) -> int:
         return int(self.paths.shape[1])
 
-    @property
-    def is_mean(self) -> bool:
-        return self.record.spec.row.per == "channel"
-
 
 @dataclass(frozen=True)
 class Pair:
@@ -47,7 +43,7 @@ class Pair:
     @property
     def of_channels(self) -> str:
         """Return ``mean over channels`` if that is what is drawn, else an empty text."""
-        return "mean over channels" if any(run.is_mean for run in self.runs.values()) else ""
+        return "mean over channels" if any(run.record.spec.row.per == "channel" for run in self.runs.values()) else ""
 
 
 def find_learned(experiment: Experiment, seed: int | None = None) -> list[Pair]:
@@ -74,13 +70,8 @@ def find_learned(experiment: Experiment, seed: int | None = None) -> list[Pair]:
 
 
 def spell_time(experiment: Experiment) -> str:
-    """Return when activations are shown: ``200 epochs``, or ``200 epochs (chosen epoch)``."""
+    """Return which epochs are shown: ``200 epochs``, or ``200 epochs (chosen epoch)``."""
     return f"{experiment.time} ({experiment.reading.short})" if experiment.reading.chooses else experiment.time
-
-
-def spell_span(experiment: Experiment) -> str:
-    """Return which epochs paths cover: ``over 200 epochs``, or ``up to the chosen epoch of 200 epochs``."""
-    return f"{f'up to the {experiment.reading.short} of' if experiment.reading.chooses else 'over'} {experiment.time}"
 
 
 def spell_seeds(pairs: list[Pair]) -> str:
