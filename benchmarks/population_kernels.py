@@ -2,8 +2,8 @@
 
     python benchmarks/population_kernels.py --csv rows.csv [--layers "kerasnet conv2" ...] [--members 60]
 
-The layers are those of KerasNet, LeNet-5 and ResNet-56 on CIFAR-10, in bfloat16, the attention of nanoGPT and BERT, and
-a step of an optimizer. A row has the median time of a forward pass, or of both passes, in turns, beside its floor: the
+The layers are those of KerasNet, LeNet-5 and ResNet-56 on CIFAR-10, in bfloat16, and the attention of nanoGPT and BERT.
+A row has the median time of a forward pass, or of both passes, in turns, beside its floor: the
 fewest bytes that must move, over the bandwidth of a large copy. That is inputs, parameters and outputs once, and in the
 backward pass these and their gradients. Tensors are reused at once, as in training, so small ones may be in the cache.
 A layer that fails is reported, and the others continue. Without a GPU, there are no kernels: a test.
@@ -23,8 +23,7 @@ from harness import Harness, Step, Timing, capture_steps
 from torch import Tensor, nn
 
 from hullo import AffineHull
-from hullo.lab import networks
-from hullo.population import SGD, AugmentedImages, Population, RMSprop, kernels
+from hullo.population import SGD, AugmentedImages, Population, kernels
 
 HALF = torch.bfloat16
 hull = partial(AffineHull, "identity", "relu", "tanh")
@@ -96,10 +95,6 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = FIRST | {
     "nanogpt attention": (lambda: Attention(is_causal=True), (256, 3, 6, 64)),
     "bert attention": (lambda: Attention(is_causal=False), (128, 3, 4, 64)),
 }
-OPTIMIZERS = {
-    "kerasnet RMSprop": ("kerasnet", partial(RMSprop, lr=1e-4)),
-    "lenet5 SGD": ("lenet5", partial(SGD, lr=1e-2, momentum=0.9, weight_decay=5e-4)),
-}
 Passes = dict[str, tuple[Step, int]]
 """Steps by name, each with the bytes that it must move."""
 
@@ -151,20 +146,9 @@ def layer_passes(name: str, members: int, batch: int, device: torch.device) -> P
     return {"forward": (forward, moved), "both": (both, 2 * moved + size(*learned))}
 
 
-def optimizer_passes(name: str, members: int, batch: int, device: torch.device) -> Passes:
-    """Return the step of an optimizer; it reads gradients, and reads and writes weights and moments."""
-    network, make = OPTIMIZERS[name]
-    models = [networks.build(network, activation="affine(identity,relu,tanh)") for _ in range(members)]
-    optimizer = make(Population(models).to(device), copies=None)
-    leaves = [*optimizer.leaves.values()]
-    for leaf in leaves:
-        leaf.grad = torch.randn_like(leaf)
-    return {"step": (optimizer.step, 5 * size(*leaves))}
-
-
 def main(arguments: list[str] | None = None) -> None:
     harness = Harness(__doc__, rounds=15)
-    harness.parser.add_argument("--layers", nargs="+", choices=[*LAYERS, *OPTIMIZERS], help="all by default")
+    harness.parser.add_argument("--layers", nargs="+", choices=LAYERS, help="all by default")
     harness.parser.add_argument("--members", type=int, default=60)
     harness.parser.add_argument("--batch-size", type=int, default=32)
     options = harness.start(arguments)
@@ -174,7 +158,7 @@ def main(arguments: list[str] | None = None) -> None:
     bandwidth = 2 * source.nbytes / Timing.of(clock.laps(*[lambda: target.copy_(source)] * 9)).median
     print(f"copy {bandwidth / 1e12:.2f} TB/s", flush=True)
     counts = (2, 2) if harness.tiny else (options.members, options.batch_size)
-    for layer in options.layers or [*LAYERS, *OPTIMIZERS]:
+    for layer in options.layers or LAYERS:
         with harness.report_failure(layer):
             measure(harness, layer, *counts, bandwidth)
 
@@ -185,8 +169,7 @@ def measure(harness: Harness, layer: str, members: int, batch: int, bandwidth: f
     for variant in ("plain", "kernels"):
         plainly = mock.patch.object(kernels, "support", return_value=False)
         with plainly if variant == "plain" else nullcontext():
-            make = layer_passes if layer in LAYERS else optimizer_passes
-            passes = make(layer, members, batch, harness.device)
+            passes = layer_passes(layer, members, batch, harness.device)
             owners.append(passes)
             for name, (step, moved[name]) in passes.items():
                 (steps[variant, name],) = capture_steps(harness.device, step)

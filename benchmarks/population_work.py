@@ -14,12 +14,9 @@ there is a table or an equation, and an update by SGD with momentum. Each networ
                            different activations are stacked separately
     hullo, graph           hullo.population, its step captured
     eager loop             K networks, one after the other
-    graph, channels last   one network, images and filters in that order in memory
     compile                one network under torch.compile(mode="reduce-overhead")
     vmap; vmap, graph; vmap, compile; hullo
                            the same without a graph, without torch.compile
-    HFTA; HFTA, graph      LeNet-5 and the MLP of HFTA's fused layers, where it is installed; it has no SGD, so
-                           torch.optim's updates its parameters
 
 The first five by default. A row holds milliseconds per network and step, the median over rounds of many steps, and
 memory per network: the most that a step allocates, or what stays reserved for a graph, if that is more. A contender
@@ -50,7 +47,7 @@ from peer_rows import PeerRow, add_peers, read_peers
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from work_networks import FUSED, TUNED, Work, workloads
+from work_networks import TUNED, Work, workloads
 
 from hullo.lab.spec.environment import device_name, environment
 from hullo.population import SGD, Population, capture
@@ -78,21 +75,13 @@ def sgd(parameters: Any) -> torch.optim.SGD:
     return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, fused=True)
 
 
-def single(
-    work: Work,
-    device: torch.device,
-    k: int = 0,
-    compiled: str = "",
-    layout: torch.memory_format = torch.contiguous_format,
-) -> Step:
+def single(work: Work, device: torch.device, k: int = 0, compiled: str = "") -> Step:
     """Return the step of network k, under torch.compile if its mode is given."""
-    network = work.make(k).to(device, memory_format=layout)
+    network = work.make(k).to(device)
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
         chosen = (work.compiled_loss or work.loss) if compiled else work.loss
-        return chosen(
-            network, x if layout is torch.contiguous_format else x.contiguous(memory_format=layout), y, 1
-        ).sum()
+        return chosen(network, x, y, 1).sum()
 
     called = torch.compile(loss, mode=compiled, dynamic=False) if compiled else loss
     return training_step(work, called, sgd(network.parameters()), device)
@@ -159,20 +148,6 @@ def _stacked(work: Work, network: nn.Module) -> Callable[..., Tensor]:
     return torch.func.vmap(one, randomness="different")
 
 
-def hfta(work: Work, device: torch.device) -> Step:
-    """Return the step of K networks of HFTA's fused layers."""
-    from hfta import ops
-
-    if work.name not in FUSED:
-        raise ValueError(f"written for {', '.join(FUSED)} alone")
-    network = FUSED[work.name](ops, work.members).to(device)
-
-    def loss(x: Tensor, y: Tensor) -> Tensor:
-        return work.loss(network, x, y, work.members).sum()
-
-    return training_step(work, loss, sgd(network.parameters()), device)
-
-
 def population(work: Work, device: torch.device, is_captured: bool = True) -> Step:
     """Return the step of K networks by hullo.population."""
     networks = Population([work.make(k) for k in range(work.members)]).to(device)
@@ -206,7 +181,6 @@ Make = Callable[[Work, Tensor, Tensor], Step]
 ALONE: dict[str, Make] = {
     "graph": lambda work, x, y: graphed(single(work, x.device), x, y),
     "compile, graph": lambda work, x, y: graphed(single(work, x.device, compiled="default"), x, y),
-    "graph, channels last": lambda work, x, y: graphed(single(work, x.device, layout=torch.channels_last), x, y),
     "compile": lambda work, x, y: single(work, x.device, compiled="reduce-overhead"),
 }
 """Contenders of one network alone."""
@@ -218,8 +192,6 @@ TOGETHER: dict[str, Make] = {
     "vmap": lambda work, x, y: vmapped(work, x.device, is_compiled=False),
     "vmap, graph": lambda work, x, y: graphed(vmapped(work, x.device, is_compiled=False), x, y),
     "vmap, compile": lambda work, x, y: vmapped(work, x.device),
-    "HFTA": lambda work, x, y: hfta(work, x.device),
-    "HFTA, graph": lambda work, x, y: graphed(hfta(work, x.device), x, y),
     "hullo": lambda work, x, y: population(work, x.device, is_captured=False),
 }
 CONTENDERS = ALONE | TOGETHER

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -492,30 +491,6 @@ class PlainGPT(nn.Module):
 
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
-
-
-class FusedLeNet5(nn.Module):
-    """LeNet-5 of HFTA's layers, which take images as (N, K, C, H, W) and features as (K, N, F)."""
-
-    def __init__(self, ops: Any, members: int) -> None:
-        super().__init__()
-        self.conv1, self.conv2 = ops.Conv2d(3, 20, 5, B=members), ops.Conv2d(20, 50, 5, B=members)
-        self.pool = ops.MaxPool2d(2, B=members)
-        self.linear1, self.linear2 = ops.Linear(1250, 500, B=members), ops.Linear(500, 10, B=members)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.pool(self.conv1(x.transpose(0, 1).contiguous()).relu())
-        x = self.pool(self.conv2(x).relu()).transpose(0, 1).flatten(2)
-        return self.linear2(self.linear1(x).relu())
-
-
-def fused_mlp(ops: Any, members: int) -> nn.Module:
-    first, second, third = (ops.Linear(*sizes, B=members) for sizes in ((784, 512), (512, 512), (512, 10)))
-    return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), third)
-
-
-FUSED: dict[str, Callable[[Any, int], nn.Module]] = {"lenet5": FusedLeNet5, "mlp": fused_mlp}
-"""Networks of K members by HFTA's layers."""
 
 
 TUNED = ("lenet5", "resnet20", "mlp", "gpt")

@@ -85,7 +85,7 @@ def test_floor_is_the_bytes_that_must_move_over_the_bandwidth(monkeypatch, capsy
     monkeypatch.setattr(bench.Harness, "add", lambda _, **row: moved.update({(row["layer"], row["passes"]): row}))
     bench.main(["--device", "cpu", "--rounds", "1"])
     assert "left out" not in capsys.readouterr().out
-    assert {layer for layer, _ in moved} == {*bench.LAYERS, *bench.OPTIMIZERS}
+    assert {layer for layer, _ in moved} == {*bench.LAYERS}
     x = 2 * 2 * 512 * 2  # two members, two samples, bfloat16
     assert [1e6 * moved["kerasnet dropout", name]["megabytes"] for name in ("forward", "both")] == [2 * x, 5 * x]
     x, y, weights = 4 * 20 * 14 * 14 * 2, 4 * 50 * 10 * 10 * 2, 2 * 50 * 20 * 25 * 4
