@@ -16,7 +16,7 @@ from hullo._compat import real_tensors
 from hullo.bases import Base, resolve
 from hullo.bases.slope_extremes import extremes, largest_slope
 from hullo.modules import Hull
-from hullo.recognition.find_base import same_as
+from hullo.recognition.known import same_as
 
 Coefficients = Tensor | Sequence[float] | Sequence[Sequence[float]]
 Answer = TypeVar("Answer")

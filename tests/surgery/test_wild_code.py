@@ -701,15 +701,17 @@ class Helper(Base):
 
 
 class ByShape(nn.Module):
-    """Another function than at test points."""
+    """Another function than at test points, which only the proof tells."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.tanh(x) if x.shape == X.shape else F.relu(x)
 
 
-def test_helper_is_one_call_and_modules_are_what_they_computed_here() -> None:
+def test_helper_is_one_call() -> None:
     model = hullo.replace_activations(nn.Sequential(Helper(), nn.Linear(4, 4), ByShape()), example_inputs=X)
-    assert list(hullo.summary(model).hulls) == ["0.a_mish", "2.tanh"]
+    assert list(hullo.summary(model).hulls) == ["0.a_mish"]
+    listed = [site.name for site in hullo.summary(model).not_replaced if "a hull cannot replace it" in site.reason]
+    assert listed == ["2"]
 
 
 def test_second_hull_of_a_module_has_copies_of_its_hooks() -> None:

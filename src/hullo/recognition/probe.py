@@ -18,11 +18,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hullo._compat import has_values, real_tensors
+from hullo._compat import real_tensors
 from hullo.bases import all_bases
 from hullo.modules import Hull
-from hullo.recognition.find_base import candidate_members, combination, points, values
-from hullo.recognition.known import NOT_IN_CATALOGUE, Known, Reading
+from hullo.recognition.known import NOT_IN_CATALOGUE, Known, Reading, candidate_members, points, values
 from hullo.recognition.table import read_type, why_not_module
 
 Function = Callable[[Tensor], Tensor]
@@ -169,16 +168,3 @@ def _has_slope(function: Function, known: Known, tolerance: Tolerance) -> bool:
     relative, absolute = (2.0**-14, 2.0**-14) if tolerance is SINGLE else (2.0**-20, 2.0**-22)
     close = (actual - expected).abs() <= relative * expected.abs() + absolute
     return bool((close | (actual.isnan() & (x.abs() > 80))).all())  # 0 times infinity in the other branch of where
-
-
-def agrees(known: Known, x: Tensor, y: Tensor) -> bool:
-    """Return whether y is what a known function computes from x, up to the rounding of their type."""
-    if not has_values(x) or len(known.rows) > 1 or not x.numel():
-        return True
-    with real_tensors():
-        wide, actual = x.detach().double().cpu(), y.detach().double().cpu()
-        expected = combination(known.rows[0], known.bases, wide)
-        rounding = 64 * torch.finfo(y.dtype).eps
-        scale = expected.abs() + wide.abs().clamp_max(64) + rounding
-        close = (actual - expected).abs() <= max(rounding, 2.0**-20) * scale
-        return bool((close | ~expected.isfinite() | ~actual.isfinite()).all())

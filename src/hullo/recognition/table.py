@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hullo._compat import gather
@@ -139,9 +139,6 @@ def _numbers(tensor: Any) -> list[float]:
 
 def _xielu_coefficients(module: Any) -> tuple[float, ...]:
     """Return the factors of x, of the square for positive x, and of exp(x) - 1 - x for negative x."""
-    ((positive,), (negative,)), beta = map(_numbers, (module.alpha_p, module.alpha_n)), float(module.beta)
-    return beta, _softplus(positive), beta + _softplus(negative)
-
-
-def _softplus(x: float) -> float:
-    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
+    beta = float(module.beta)
+    (positive,), (negative,) = (_numbers(F.softplus(item.double())) for item in (module.alpha_p, module.alpha_n))
+    return beta, positive, beta + negative

@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 from hullo.bases import Base
 from hullo.gating import GatedHull
 from hullo.modules import Hull
-from hullo.recognition.find_base import same_as
+from hullo.recognition.known import same_as
 from hullo.surgery.edit import transfer_hooks
 from hullo.surgery.prove import Comparison
 from hullo.surgery.sites import named_hulls

@@ -19,11 +19,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hullo.gating import GatedHull
 from hullo.modules import Hull
 from hullo.recognition.known import Reading
-from hullo.recognition.probe import agrees, may_be_activation, read_function, read_module
+from hullo.recognition.probe import may_be_activation, read_function, read_module
 from hullo.recognition.table import NAMES, name_of, read_call, read_type
 from hullo.surgery.source import Method, Position, method_of
 
-_SAMPLE = 512  # numbers of an input that are compared with those of an output
 _FOLDER = torch.__file__.removesuffix("__init__.py")
 _SKIPPED = frozenset(
     {__file__, *(f"{_FOLDER}{name}.py" for name in ("overrides", "_tensor", "_jit_internal", "nn/functional"))}
@@ -36,41 +35,23 @@ _VARIADIC = 0x04 | 0x08  # flags of code with *args or **kwargs
 
 @dataclass(eq=False)
 class Call:
-    """Describe one observed call of an activation.
+    """Describe one observed call of an activation."""
 
-    Args:
-        what: the name of the function or the type of the module.
-        reading: which activation it is.
-        callee: the module that was called; None for a function.
-        owner: the module of the model whose method makes the call; None if no module does.
-        code: the code that makes the call, of a method or nested in one; None if no module makes it.
-        position: the position of the call there.
-        place: the function and the line, for messages.
-        argument: the index and the name of the input among the arguments, of a function other than PyTorch's.
-        helper: the function that makes the call instead of a method; empty if a method does.
-        last: the module with weights that ran last; None if none did.
-        made: the shape of what that module has computed.
-        run: the mode, and the number of the forward of the owner.
-        shape: the shape of the input.
-        invocation: the number of the call of the function that makes the call.
-        method: the method that the code belongs to.
-    """
-
-    what: str
+    what: str  # the name of the function or the type of the module
     reading: Reading
-    callee: nn.Module | None
-    owner: nn.Module | None
-    code: types.CodeType | None
-    position: Position
-    place: str
-    argument: tuple[int, str]
-    helper: str
-    last: nn.Module | None
-    made: tuple[int, ...]
-    run: tuple[str, int]
-    shape: tuple[int, ...]
-    invocation: int
-    method: Method | None
+    callee: nn.Module | None  # the module that was called; None for a function
+    owner: nn.Module | None  # the module whose method makes the call; None if no module of the model does
+    code: types.CodeType | None  # of that method, or nested in it
+    position: Position  # of the call in its file
+    place: str  # the function and the line, for messages
+    argument: tuple[int, str]  # the index and the name of the input, of a function other than PyTorch's
+    helper: str  # the function that makes the call instead of a method; empty if a method does
+    last: nn.Module | None  # the module with weights that ran last
+    made: tuple[int, ...]  # the shape of what that module has computed
+    run: tuple[str, int]  # the mode, and the number of the forward of the owner
+    shape: tuple[int, ...]  # of the input
+    invocation: int  # the number of the call of the function that makes the call
+    method: Method | None  # that the code belongs to
 
     @property
     def spot(self) -> tuple[Any, ...]:
@@ -80,14 +61,13 @@ class Call:
 
 @dataclass
 class _Running:
-    """Hold a module that runs: how many calls there were before, its forward's number, and a sample of its input."""
+    """Hold a module that runs."""
 
     module: nn.Module
-    start: int
-    number: int
+    start: int  # how many calls were recorded before
+    number: int  # of its forward
     reading: Reading | None = None
     x: Tensor | None = None
-    sample: Tensor | None = None
 
 
 class _ScriptedOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -170,15 +150,9 @@ class Observer(TorchFunctionMode):
             running.reading = Reading(None, SCRIPTED)
         else:
             running.reading = read_type(module)
+        running.x = x if isinstance(x, Tensor) else None
         if running.reading is not None:
-            running.x = x if isinstance(x, Tensor) else None
             self._inside += 1
-        elif isinstance(x, Tensor) and x.is_floating_point() and self._may_be_activation(module):
-            running.x, running.sample = x, x.detach().flatten()[:_SAMPLE].clone()
-
-    def _may_be_activation(self, module: nn.Module) -> bool:
-        known = self._readings.get(id(module))
-        return may_be_activation(module) if known is None else known[1] is not None
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         running = self._running.pop()
@@ -187,29 +161,22 @@ class Observer(TorchFunctionMode):
             if isinstance(module, (Hull, GatedHull)):
                 return
             self._record(type(module).__name__, running.reading, module, running.x)
-        elif running.sample is not None and isinstance(output, Tensor):
-            self._read_own(running, output)
+        elif running.x is not None and isinstance(output, Tensor) and not self._inside:
+            self._read_own(module, running.x, output, running.start)
         if module._parameters and not isinstance(module, Hull):
             self._last, self._made = module, tuple(output.shape) if isinstance(output, Tensor) else ()
 
-    def _read_own(self, running: _Running, output: Tensor) -> None:
-        """Record a module of a user's own that computed a known function here, and computes it at test points."""
-        x, sample, module = running.x, running.sample, running.module
-        assert x is not None and sample is not None  # noqa: S101, PT018
-        if output.shape != x.shape or not output.is_floating_point():
+    def _read_own(self, module: nn.Module, x: Tensor, output: Tensor, start: int) -> None:
+        """Record a module of a user's own that is a known function, in place of the calls it makes."""
+        if output.shape != x.shape or not output.is_floating_point() or not may_be_activation(module):
             return
-        if id(module) not in self._readings:
-            self._inside += 1
-            self._readings[id(module)] = module, read_module(module)
-            self._inside -= 1
-        reading = self._readings[id(module)][1]
-        if reading is None or (reading.known is None and len(self.calls) > running.start):
-            return  # the functions that it calls are recorded
         self._inside += 1
-        is_same = reading.known is None or agrees(reading.known, sample, output.detach().flatten()[:_SAMPLE])
+        if id(module) not in self._readings:
+            self._readings[id(module)] = module, read_module(module)
         self._inside -= 1
-        if is_same:
-            del self.calls[running.start :]
+        reading = self._readings[id(module)][1]
+        if reading is not None and (reading.known is not None or len(self.calls) == start):
+            del self.calls[start:]
             self._record(type(module).__name__, reading, module, x)
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -133,7 +133,8 @@ class Comparison:
             model.train(mode == "training")
             with observer or contextlib.nullcontext():
                 output = run(model, self._inputs)
-            outcome.outputs, outcome.buffers = dict(_leaves("", output)), dict(_buffers(model))
+            outcome.outputs = {where: _copy(item) for where, item in _items("", output)}
+            outcome.buffers = {name: _copy(item) for name, item in model.named_buffers()}
             outcome.calls = observer.calls if observer else []
             if differentiates and differentiate:
                 outcome.gradients = _differentiate(model, output)
@@ -229,15 +230,8 @@ def _differentiate(model: nn.Module, output: Any) -> dict[str, Tensor]:
     return {name: item.detach() for name, item in zip(weights, gradients, strict=True) if item is not None}
 
 
-def _buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    for name, item in model.named_buffers():
-        yield name, _dense(item.detach()).clone()
-
-
-def _leaves(where: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield copies of the tensors, and the numbers, in an output."""
-    for path, item in _items(where, value):
-        yield path, _dense(item.detach()).clone() if isinstance(item, Tensor) else item
+def _copy(item: Any) -> Any:
+    return _dense(item.detach()).clone() if isinstance(item, Tensor) else item
 
 
 def _items(where: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
