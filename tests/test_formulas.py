@@ -22,7 +22,14 @@ from hullo.bases.formulas import FUNCTIONS, differentiate, fill_in
 from hullo.kernels import reference
 
 SMOOTH = ("asinh", "atan", "cos", "erf", "expm1", "normal_pdf", "sigmoid", "sin", "square", "tanh")
-KINKED = ("abs({})", "positive_part({})", "minimum({}, 0.5)", "clamp({}, -0.5, 0.7)", "where({} < 0.3, 0.2 * x, x)")
+KINKED = (
+    "abs({})",
+    "positive_part({})",
+    "minimum({}, 0.5)",
+    "clamp({}, -0.5, 0.7)",
+    "where({} < 0.3, 0.2 * x, x)",
+    "where({} > 0.1, x, 3 * x)",
+)
 texts = st.recursive(
     st.sampled_from(["x", "0.5 * x", "x - 0.25"]),
     lambda inner: st.one_of(

@@ -200,3 +200,18 @@ def test_slopes_turn_nowhere_else(name: str) -> None:
 def test_waves_beside_other_slopes_have_no_certain_bounds(other: str) -> None:
     assert hullo.slope_bounds([0.2, 1.0], ["sin", other]) is None
     assert hullo.is_monotone([-1.0, 0.01], ["sin", other]) is None
+
+
+def test_slope_before_a_jump_counts_wherever_the_kink_is() -> None:
+    """The slope rises to 1.3 at 0.3, inside of a cell of equal width, and is 0.5 beyond."""
+    bent = hullo.Base(
+        "bent",
+        torch.tanh,  # not read here
+        lambda x, y: torch.where(x < 0.3, x.clamp(-1.0, 0.3) + 1, 0.5),
+        value_at_zero=0.0,
+        slopes_at_zero=(1.0, 1.0),
+        slope_bounds=(0.0, 1.3),
+        kinks=(0.3,),
+    )
+    assert hullo.slope_bounds([1.0], [bent]) == pytest.approx((0.0, 1.3), abs=1e-7)
+    assert hullo.slope_bounds([-1.0, 1.0], [bent, "identity"]) == pytest.approx((-0.3, 1.0), abs=1e-7)

@@ -26,12 +26,11 @@ def express(targets: Sequence[Function], functions: Sequence[Function]) -> list[
     finite = columns.isfinite().all(1)
     scale = columns[finite].abs().amax(1, keepdim=True).clamp_min(1)
     columns, values = columns[finite] / scale, values[finite] / scale
-    is_finite = values.isfinite().all(0)
     values = values.nan_to_num(0.0, 0.0, 0.0)
     lengths = columns.norm(dim=0).clamp_min(1e-300)
     solutions = torch.linalg.lstsq(columns / lengths, values, driver="gelsd").solution / lengths[:, None]
     residuals = (columns @ solutions - values).abs().amax(0) / values.abs().amax(0).clamp(1e-300, 1)
-    is_inside = (is_finite & (residuals < _TOLERANCE)).tolist()
+    is_inside = (residuals < _TOLERANCE).tolist()
     return [solution if inside else None for solution, inside in zip(solutions.T.tolist(), is_inside, strict=True)]
 
 

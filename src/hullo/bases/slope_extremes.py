@@ -29,7 +29,6 @@ _NEAR, _STEP = 16.0, 1 / 64  # cells of equal width near the origin ...
 _FAR, _PER_DOUBLING = 128, 8  # ... and, further out, of equal ratio, up to 2^128
 _PARTS = 8  # of a cell that is subdivided
 _MAX_CELLS = 2_000_000
-_HUGE = 2.0**64  # slopes at 2^128 that are so many times the largest bounded one grow without bound
 
 
 def extremes(coefficients: Sequence[float], bases: Sequence[Base]) -> tuple[float, float] | None:
@@ -52,37 +51,31 @@ def extremes(coefficients: Sequence[float], bases: Sequence[Base]) -> tuple[floa
 def _infimum(terms: list[tuple[float, Base]]) -> float | None:
     """Return the infimum of the sum of slopes times numbers; None if too many cells would be needed."""
     scale = largest_slope(*zip(*terms, strict=True))
-    ends = torch.tensor([-(2.0**_FAR), 2.0**_FAR], dtype=torch.float64)
-    if float(_sum(terms, ends).min()) < -_HUGE * scale:
+    ends = torch.tensor([-(2.0**_FAR), 2.0**_FAR], dtype=torch.float64)  # beyond `scale` there: without bound
+    if float(_slopes(terms, ends).sum(0).min()) < -2 * scale:
         return -math.inf
-    cells, least, num_cells = (
-        _first_cells([edge for _, item in terms for edge in (*item.kinks, *item.turns)]),
-        math.inf,
-        0,
-    )
+    low, high = _first_cells([edge for _, item in terms for edge in (*item.kinks, *item.turns)])
+    least, num_cells = math.inf, 0
     while True:
-        low, high = cells
-        middle = low + (high - low) / 2
         infinity = torch.full_like(low, math.inf)
         first, last = torch.nextafter(low, infinity), torch.nextafter(high, -infinity)  # the ends may be kinks
-        least = min(least, *(float(_sum(terms, x).min()) for x in (first, middle, last)))
-        bounds = [torch.minimum(c * item.derivative(first), c * item.derivative(last)) for c, item in terms]
+        at_first, at_last = _slopes(terms, first), _slopes(terms, last)
+        least = min(least, float(at_first.sum(0).min()), float(at_last.sum(0).min()))
         margin = ACCURACY * max(scale, abs(least))
-        chosen = torch.stack(bounds).sum(0) < least - (1 - 1e-3) * margin
+        chosen = torch.minimum(at_first, at_last).sum(0) < least - (1 - 1e-3) * margin
         if not bool(chosen.any()):
             return least
-        low, high = low[chosen], high[chosen]
-        num_cells += _PARTS * len(low)
-        if num_cells > _MAX_CELLS or not bool(((low < middle[chosen]) & (middle[chosen] < high)).all()):
+        num_cells += _PARTS * int(chosen.sum())
+        if num_cells > _MAX_CELLS or not bool((first < last)[chosen].all()):
             return None
-        parts = low + (high - low) * torch.linspace(0, 1, _PARTS + 1, dtype=torch.float64)[:, None]
-        parts[-1] = high
-        cells = parts[:-1].flatten(), parts[1:].flatten()
+        parts = torch.linspace(0, 1, _PARTS + 1, dtype=torch.float64)[:, None]
+        cuts = torch.lerp(low[chosen], high[chosen], parts)
+        low, high = cuts[:-1].flatten(), cuts[1:].flatten()
 
 
-def _sum(terms: list[tuple[float, Base]], x: Tensor) -> Tensor:
-    """Return the sum of slopes times numbers at points."""
-    return torch.stack([c * item.derivative(x) for c, item in terms]).sum(0)
+def _slopes(terms: list[tuple[float, Base]], x: Tensor) -> Tensor:
+    """Return the slope of each base at points, times its number."""
+    return torch.stack([c * item.derivative(x) for c, item in terms])
 
 
 def _first_cells(edges: list[float]) -> tuple[Tensor, Tensor]:
