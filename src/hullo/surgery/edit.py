@@ -32,7 +32,9 @@ def swap(model: nn.Module, sites: Sequence[Site], hulls: Mapping[str, Hull]) -> 
     """
     taken = {id(site.module) for site in sites if site.name in hulls and site.module is not None}
     affected = [site for site in sites if site.slots and (site.name in hulls or id(site.module) in taken)]
-    _check_loops(affected, hulls)
+    for site in affected:
+        if site.slots[0].key and site.name not in hulls and site.module is None:
+            raise ValueError(f"where must select all sites of the loop of {site.name}, or none")
     for owner, methods in _new_methods(affected):
         rewrite(owner, methods)
     hooked: set[int] = set()
@@ -54,13 +56,6 @@ def _disable_fast_paths(model: nn.Module) -> None:
                 module.use_nested_tensor = False
             elif isinstance(module, nn.TransformerEncoderLayer):
                 module.activation_relu_or_gelu = 0
-
-
-def _check_loops(affected: Sequence[Site], hulls: Mapping[str, Hull]) -> None:
-    """Raise an error if only some of the hulls of a loop are chosen, and the others are functions."""
-    for site in affected:
-        if site.slots[0].key and site.name not in hulls and site.module is None:
-            raise ValueError(f"where must select all sites of the loop of {site.name}, or none")
 
 
 def _new_methods(sites: Sequence[Site]) -> Iterator[tuple[nn.Module, list[NewMethod]]]:

@@ -39,19 +39,19 @@ class Call:
 
     what: str  # the name of the function or the type of the module
     reading: Reading
-    callee: nn.Module | None  # the module that was called; None for a function
-    owner: nn.Module | None  # the module whose method makes the call; None if no module of the model does
-    code: types.CodeType | None  # of that method, or nested in it
-    position: Position  # of the call in its file
-    place: str  # the function and the line, for messages
-    argument: tuple[int, str]  # the index and the name of the input, of a function other than PyTorch's
-    helper: str  # the function that makes the call instead of a method; empty if a method does
+    mode: str
+    shape: tuple[int, ...]  # of the input
     last: nn.Module | None  # the module with weights that ran last
     made: tuple[int, ...]  # the shape of what that module has computed
-    run: tuple[str, int]  # the mode, and the number of the forward of the owner
-    shape: tuple[int, ...]  # of the input
-    invocation: int  # the number of the call of the function that makes the call
-    method: Method | None  # that the code belongs to
+    callee: nn.Module | None  # the module that was called; None for a function
+    argument: tuple[int, str] = (0, "")  # the index and the name of the input, of a function other than PyTorch's
+    helper: str = ""  # the function that makes the call instead of a method
+    owner: nn.Module | None = None  # the module whose method makes the call; None if no module of the model does
+    code: types.CodeType | None = None  # of that method, or nested in it
+    method: Method | None = None
+    invocation: int = 0  # the number of the call of the method
+    position: Position = (0, 0)  # of the call in its file
+    place: str = ""  # the function and the line, for messages
 
     @property
     def spot(self) -> tuple[Any, ...]:
@@ -63,11 +63,9 @@ class Call:
 class _Running:
     """Hold a module that runs."""
 
-    module: nn.Module
     start: int  # how many calls were recorded before
-    number: int  # of its forward
+    x: Tensor | None
     reading: Reading | None = None
-    x: Tensor | None = None
 
 
 class _ScriptedOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -114,7 +112,6 @@ class Observer(TorchFunctionMode):
         self.seen: set[tuple[str, Position]] = set()  # files and positions of calls
         self._mode, self._readings = mode, readings
         self._running: list[_Running] = []
-        self._forwards = 0
         self._inside = 0  # of how many activations
         self._last: nn.Module | None = None  # with weights
         self._made: tuple[int, ...] = ()  # the shape of its output
@@ -137,20 +134,18 @@ class Observer(TorchFunctionMode):
         self._invocations.clear()
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        self._forwards += 1
-        running = _Running(module, len(self.calls), self._forwards)
+        x = args[0] if args else None
+        running = _Running(len(self.calls), x if isinstance(x, Tensor) else None)
         self._running.append(running)
         self.ran.add(id(module))
         if self._inside:
             return
-        x = args[0] if args else None
         if isinstance(module, (Hull, GatedHull)):
             running.reading = Reading(None)
         elif isinstance(module, torch.jit.ScriptModule):
             running.reading = Reading(None, SCRIPTED)
         else:
             running.reading = read_type(module)
-        running.x = x if isinstance(x, Tensor) else None
         if running.reading is not None:
             self._inside += 1
 
@@ -224,27 +219,20 @@ class Observer(TorchFunctionMode):
                     return  # the same call of the helper
                 else:
                     what, reading = found.below.f_code.co_name, whole
-            owner, code = (None, None) if found is None else (found.owner, found.frame.f_code)
-            line = 0 if found is None else found.frame.f_lineno
-            self.calls.append(
-                Call(
-                    what=what,
-                    reading=reading,
-                    callee=callee,
-                    owner=owner,
-                    code=code,
-                    position=(0, 0) if found is None else _position(found.frame),
-                    place="" if code is None else f"{code.co_qualname}, line {line}",
-                    argument=argument,
-                    helper=helper,
-                    last=self._last,
-                    made=self._made,
-                    run=(self._mode, self._forward_of(owner)),
-                    shape=() if x is None else tuple(x.shape),
-                    invocation=0 if found is None else self._invocation_of(found.frame),
-                    method=None if owner is None or code is None else method_of(type(owner), code),
-                )
-            )
+            where: dict[str, Any] = {}
+            if found is not None:
+                code = found.frame.f_code
+                where = {
+                    "owner": found.owner,
+                    "code": code,
+                    "method": method_of(type(found.owner), code),
+                    "invocation": self._invocation_of(found.frame),
+                    "position": _position(found.frame),
+                    "place": f"{code.co_qualname}, line {found.frame.f_lineno}",
+                }
+            shape = () if x is None else tuple(x.shape)
+            made = self._last, self._made
+            self.calls.append(Call(what, reading, self._mode, shape, *made, callee, argument, helper, **where))
         finally:
             self._inside -= 1
 
@@ -257,10 +245,6 @@ class Observer(TorchFunctionMode):
             number += 1
             self._invocations[frame.f_code] = frame, number
         return number
-
-    def _forward_of(self, owner: nn.Module | None) -> int:
-        """Return the number of the running forward of a module; 0 for methods that are called by themselves."""
-        return next((item.number for item in reversed(self._running) if item.module is owner), 0)
 
 
 @dataclass

@@ -161,7 +161,7 @@ class Comparison:
             self._compare(mode, actual, expected)
             wanted: Counter[int] = Counter()
             for site, hull in hulls.items():
-                wanted[hull] += sum(call.run[0] == mode for call in site.calls)
+                wanted[hull] += sum(call.mode == mode for call in site.calls)
             if missing := [site.name for site, hull in hulls.items() if actual.hulls[hull] < wanted[hull]]:
                 raise RuntimeError(f"code of the model calls {', '.join(missing)} by a reference that is not replaced")
 

@@ -252,9 +252,7 @@ class Choice:
     """Select sites by `where` and `functions`; `hulls` are the names of those that the model has already."""
 
     def __init__(self, where: Where, functions: Iterable[str] | None, hulls: Sequence[str]) -> None:
-        is_list = isinstance(where, Iterable) and not isinstance(where, (str, type))
-        self._where: Where = list(where) if is_list else where  # type: ignore[arg-type]  # it is read once per site
-        self._functions, self._hulls = functions, hulls
+        self._where, self._functions, self._hulls = where, functions, hulls
         self._families, self._members = _read_functions(functions)
 
     def select(self, sites: Sequence[Site], hint: str = "") -> list[Site]:

@@ -96,7 +96,7 @@ def _by_turn(calls: Group) -> list[Group]:
         turns: dict[Hashable, list[int]] = defaultdict(list)
         for key, call in zip(keys, calls, strict=True):
             groups[key].append(call)
-            turns[call.run, call.invocation].append(list(groups).index(key))
+            turns[call.mode, call.invocation].append(list(groups).index(key))
         if all(turn == n % len(groups) for numbers in turns.values() for n, turn in enumerate(numbers)):
             return list(groups.values())
     return [calls]
@@ -107,21 +107,21 @@ def _join_modes(groups: list[Group]) -> list[Group]:
 
     They have to be the same functions in the same order; others are listed.
     """
-    others: dict[int, Group] = {}  # what joins a group, by the id of its first call
     by_owner: dict[int, dict[str, list[Group]]] = defaultdict(lambda: defaultdict(list))
     for group in groups:
-        modes = {call.run[0] for call in group}
+        modes = {call.mode for call in group}
         if len(modes) == 1:
             by_owner[id(group[0].owner)][modes.pop()].append(group)
-    for by_mode in by_owner.values():
-        first, second = (*by_mode.values(), [])[:2]
+    joined: set[int] = set()
+    for first, second in (by_mode.values() for by_mode in by_owner.values() if len(by_mode) == 2):
         if [group[0].reading.known for group in first] == [group[0].reading.known for group in second]:
-            others |= {id(one[0]): other for one, other in zip(first, second, strict=True)}
-        elif second:
+            for one, other in zip(first, second, strict=True):
+                one += other
+                joined.add(id(other))
+        else:
             for call in (call for group in (*first, *second) for call in group):
                 call.reading = Reading(call.reading.known, _ONE_MODE)
-    taken = {id(group[0]) for group in others.values()}
-    return [group + others.get(id(group[0]), []) for group in groups if id(group[0]) not in taken]
+    return [group for group in groups if id(group) not in joined]
 
 
 class Planner:
@@ -199,7 +199,7 @@ class Planner:
             if call.spot not in self.containers:
                 keeps = bool(own) and len(self.of_module[id(module)]) == len(in_loop)
                 name = own[0] if keeps else self._new_name(owner, own[0] if own else _stem(call))
-                turns = Counter((item.spot, item.run, item.invocation) for other in in_loop for item in other)
+                turns = Counter((item.spot, item.mode, item.invocation) for other in in_loop for item in other)
                 repeats = max(turns.values()) > len(in_loop)
                 self.containers[call.spot] = owner, name, PerTurn(repeats)
             owner, name, container = self.containers[call.spot]

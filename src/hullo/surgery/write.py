@@ -26,19 +26,11 @@ from hullo.surgery.source import Method, codes, functions_in, is_empty, names_in
 
 @dataclass(frozen=True)
 class NewMethod:
-    """Hold the text of a rewritten method of a class.
+    """Hold the text of a rewritten method."""
 
-    Args:
-        home: the class that defines it.
-        name: its name there.
-        index: the number, in :func:`functions_in`, of the rewritten function: the method itself, or one of its
-            decorators.
-        text: its new text.
-    """
-
-    home: type
-    name: str
-    index: int
+    home: type  # the class that defines it
+    name: str  # its name there
+    index: int  # in `functions_in`, of the rewritten function: the method itself, or one of its decorators
     text: str
 
 
