@@ -185,10 +185,12 @@ def test_kept_members_go_on_as_if_nothing_had_happened(order: list[int], count: 
     networks, x, kept = members(), batches(), order[:count]
     lr = [options["lr"] * (1 + k) / 4 for k in range(len(networks))]
     whole, part = (Population(copy.deepcopy(networks), seeds=range(6)) for _ in range(2))
-    optimizers = [
-        make(item, **options | {"lr": lr}, max_norm=[0.1 * (1 + k) for k in range(6)], coefficient_lr_scale=lr)
-        for item in (whole, part)
-    ]
+    numbers = [0.1 * (1 + k) for k in range(6)]
+    optimizers = []
+    for item in (whole, part):
+        biases = {"params": [p for key, p in item.named_parameters() if key.endswith("bias")], "weight_decay": numbers}
+        settings = options | {"lr": lr, "max_norm": numbers, "coefficient_lr_scale": lr, "groups": [biases]}
+        optimizers.append(make(item, **settings))
     train(whole, optimizers[0], x)
     train(part, optimizers[1], x[:3])
     part.keep(kept)

@@ -234,7 +234,10 @@ class Activations(nn.Module):
         if used[0].function is not None:
             function = functools.partial(site.call, indices[0])
         elif not fused and len(bases) == 1 and all(item.is_base for item in used):
-            function = functools.partial(_call_base, bases[0])  # derivatives of PyTorch's own take fewer passes
+            base = bases[0].function  # whose derivatives take fewer passes if it is PyTorch's own
+
+            def function(x: Value) -> Value:
+                return Value(base(x.tensor), x.dim)
         return ActivationCall(
             bases,
             groups,
@@ -432,14 +435,13 @@ def _partition(site: ActivationSite, fused: bool) -> list[list[int]]:
     of one may overflow where another's does not: zero times infinity would give NaN for other members, where programs
     compute all bases of a call. Without kernels, members with other bases or scales are calls of their own.
     """
-    any_dim = next((item.channel_dim for item in site.activations if item.groups > 1), 1)
     calls: dict[tuple[Any, ...], list[int]] = {}
     for k, item in enumerate(site.activations):
         apart = [base.name for base in item.bases if not _is_finite_everywhere(base)]
         if not fused:
             apart = [*({base.name for base in item.bases} - _CHEAP), *(["scaled"] if item.scales is not None else [])]
         own = None if item.function is None else k
-        calls.setdefault((own, item.channel_dim if item.groups > 1 else any_dim, frozenset(apart)), []).append(k)
+        calls.setdefault((own, item.channel_dim if item.groups > 1 else 1, frozenset(apart)), []).append(k)
     return list(calls.values())
 
 
@@ -448,10 +450,6 @@ def _is_finite_everywhere(item: Base) -> bool:
     """Return whether a function is finite on all finite numbers."""
     ends = torch.tensor([-1.0, 1.0]) * torch.finfo(torch.float32).max / 2
     return bool(item.function(ends).isfinite().all())
-
-
-def _call_base(base: Base, x: Value) -> Value:
-    return Value(base.function(x.tensor), x.dim)
 
 
 def _combine_kinds(call: ActivationCall, coefficients: Tensor, x: Value) -> Value | None:

@@ -62,7 +62,7 @@ class SameDraws(TorchFunctionMode):
             raise RuntimeError(f"{name} draws random numbers where the traced graph has {traced}")
         if name in ("rand", "randn") and all(isinstance(item, int) for item in args):
             args = (args,)  # torch.rand(2, 3)
-        given = pytree.tree_map(lambda item: _one(item) if isinstance(item, Tensor) else item, (args, kwargs))
+        given = pytree.tree_map_only(Tensor, lambda item: Value(item.unsqueeze(0), 0), (args, kwargs))
         context = replace(self.context, number=number)
         result = RULES[target](context, *given[0], **given[1])
         if result is NotImplemented:
@@ -75,10 +75,6 @@ def _base_name(target: Any) -> str:
     """Return the name of an operator that it shares with its form in place."""
     name: str = target._schema.name.rpartition("::")[2]
     return name.removesuffix("_functional").removesuffix("_")
-
-
-def _one(tensor: Tensor) -> Value:
-    return Value(tensor.unsqueeze(0), 0)
 
 
 def _without_handlers(function: Any) -> Any:

@@ -53,7 +53,8 @@ class Program:
 
     def __init__(self, graph: Graph, activations: Activations) -> None:
         self.graph, self.activations = graph, activations
-        self.numbers = {node: i for i, node in enumerate(filter(_has_random_rule, graph.nodes))}
+        random = [node for node in graph.nodes if node.target in RULES and is_random(node.target)]
+        self.numbers = {node: i for i, node in enumerate(random)}
         fusions = find_fusions(graph.nodes, activations.fusable_calls, graph.changed)
         self.fusions = {fusion.last: fusion for fusion in fusions}
         self.owner = {node: fusion.last for fusion in self.fusions.values() for node in fusion.inner}
@@ -257,11 +258,6 @@ def _draws(target: Any, node: fx.Node) -> bool:
     given = arguments(node)
     rate, training = given.get("p", given.get("dropout", 1.0)), given.get("train", given.get("training", True))
     return bool(training) and rate != 0
-
-
-def _has_random_rule(node: fx.Node) -> bool:
-    """Return whether a node may draw random numbers, by a rule: it has a number in the network."""
-    return node.target in RULES and is_random(node.target)
 
 
 def _look_up(item: Any, user: fx.Node, env: Mapping[Any, Any]) -> Any:

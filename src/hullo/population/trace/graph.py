@@ -147,13 +147,9 @@ def _inline_regions(module: fx.GraphModule) -> None:
 def _classify_constant(tensor: Tensor, network: nn.Module) -> tuple[str, Any]:
     """Return the source of a tensor that a forward does not read from an attribute of a module: perhaps a parameter."""
     for name, own in (*network.named_parameters(), *network.named_buffers()):
-        if _is_same(tensor, own):
+        if own.numel() > 0 and (tensor.data_ptr(), tensor.shape) == (own.data_ptr(), own.shape):
             return "tensor", name
     return "constant", tensor
-
-
-def _is_same(one: Tensor, other: Tensor) -> bool:
-    return other.numel() > 0 and (one.data_ptr(), one.shape) == (other.data_ptr(), other.shape)
 
 
 def _remove_unused(node: fx.Node, name: str) -> None:
