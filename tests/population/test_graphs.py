@@ -210,6 +210,11 @@ def test_steps_with_and_without_gradients_have_graphs_of_their_own(fake: type[Fa
     assert len(fake.made) == 2
 
 
+def test_inputs_that_require_gradients_have_graphs_of_their_own(fake: type[FakeGraph]) -> None:
+    taken = capture(lambda x: torch.tensor(x.requires_grad))
+    assert [bool(taken(torch.ones(2, requires_grad=needed))) for needed in (True, False)] == [True, False]
+
+
 def test_a_graph_reads_inputs_on_its_device(fake: type[FakeGraph], monkeypatch: pytest.MonkeyPatch) -> None:
     """What it reads from the host would stay as it was in the capture."""
     seen = []
