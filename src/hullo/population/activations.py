@@ -238,6 +238,7 @@ class Activations(nn.Module):
 
             def function(x: Value) -> Value:
                 return Value(base(x.tensor), x.dim)
+
         return ActivationCall(
             bases,
             groups,
