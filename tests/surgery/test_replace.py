@@ -330,7 +330,7 @@ def test_without_inputs_modules_are_replaced_and_functions_counted() -> None:
     assert "2 of relu" not in str(hullo.summary(model))
     hullo.replace_activations(model)
     assert list(hullo.summary(model).hulls) == ["1"]
-    assert "1 of relu, 1 of tanh, 1 of gelu" in str(hullo.summary(model))
+    assert all(f"1 of {name}" in str(hullo.summary(model)) for name in ("relu", "tanh", "gelu"))
     with pytest.raises(ValueError, match=r"1 of relu, 1 of tanh, 1 of gelu; example_inputs"):
         hullo.replace_activations(TwoWays())
     with pytest.raises(ValueError, match=r"none was found; example_inputs"):

@@ -10,10 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hullo._compat import real_tensors
-from hullo.functional import apply
-from hullo.kernels import CombineSpec
 from hullo.modules import Hull
-from hullo.parametrizations import get_parametrization
 from hullo.surgery.sites import named_hulls
 from hullo.surgery.state import Inputs, hook_inputs, restored, run
 
@@ -94,8 +91,8 @@ def _draw(axes: Any, hull: Hull, limits: tuple[float, float], inputs: Tensor | N
         axes.set_zorder(histogram.get_zorder() + 1)
         axes.patch.set_visible(False)
     scales = None if hull.inner_scale is None else hull.inner_scale.detach()
-    x, learned = _functions(hull, hull.coefficients.detach(), scales, limits)
-    _, initial = _functions(hull, hull.init, None, limits)
+    x = torch.linspace(*limits, _POINTS, dtype=torch.float64, device="cpu")
+    learned, initial = _values(hull, hull.coefficients.detach(), scales, x), _values(hull, hull.init, None, x)
     axes.plot(x, initial.mean(0), "--", color="0.5", linewidth=1, label="start")
     if len(learned) > 1:
         axes.fill_between(x, learned.amin(0), learned.amax(0), alpha=0.3, label="all groups")
@@ -104,15 +101,17 @@ def _draw(axes: Any, hull: Hull, limits: tuple[float, float], inputs: Tensor | N
 
 
 @real_tensors()
-def _functions(
-    hull: Hull, coefficients: Tensor, scales: Tensor | None, limits: tuple[float, float]
-) -> tuple[Tensor, Tensor]:
-    """Return points and the values there, one row per group."""
-    x = torch.linspace(*limits, _POINTS, dtype=torch.float64)
+def _values(hull: Hull, coefficients: Tensor, scales: Tensor | None, x: Tensor) -> Tensor:
+    """Return the values of combinations at points, one row per group."""
     rows = coefficients.double().cpu().reshape(hull.groups, -1)
-    factors = torch.ones(1, 1) if scales is None else scales.reshape(hull.groups, -1)
-    spec = CombineSpec(hull.bases, get_parametrization("given"), 0)
-    return x, apply(x.expand(hull.groups, -1), rows, spec, factors.double().cpu().expand(len(rows), -1))
+    factors = torch.ones(1, 1) if scales is None else scales.double().cpu().reshape(hull.groups, -1)
+    functions = [base.function for base in hull.bases]
+    return torch.stack(
+        [
+            torch.stack([c * f(s * x) for c, s, f in zip(row, own, functions, strict=True)]).sum(0)
+            for row, own in zip(rows, factors.expand_as(rows), strict=True)
+        ]
+    )
 
 
 def _inputs(model: nn.Module, given: Inputs) -> dict[str, Tensor]:

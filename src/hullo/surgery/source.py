@@ -74,13 +74,9 @@ def _methods(cls: type) -> dict[types.CodeType, Method]:
 
 
 def own_functions(cls: type) -> list[types.FunctionType]:
-    """Return the methods of a class other than PyTorch's; those of parents only if they are not overridden."""
-    found: dict[str, list[types.FunctionType]] = {}
-    for parent in (parent for parent in cls.__mro__ if not parent.__module__.startswith("torch.")):
-        for name, value in vars(parent).items():
-            if name not in found or any("super" in item.__code__.co_names for item in found[name]):
-                found.setdefault(name, []).extend(functions_in(value))
-    return list(dict.fromkeys(function for functions in found.values() for function in functions))
+    """Return the methods of a class, and of its parents if they are not overridden, other than PyTorch's."""
+    found = (function for name in dir(cls) for function in functions_in(inspect.getattr_static(cls, name, None)))
+    return list(dict.fromkeys(item for item in found if not item.__module__.startswith("torch.")))
 
 
 @functools.lru_cache(maxsize=4096)
