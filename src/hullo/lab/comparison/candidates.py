@@ -173,29 +173,24 @@ def _agree(one: nn.Module, two: nn.Module, example: Inputs | None) -> bool:
 
 
 def _group(candidates: list[Candidate], example: Inputs | None, probe: Probe) -> tuple[list[Candidate], list[str]]:
-    """Return candidates with their groups, as few as possible, and notes.
+    """Return candidates with their groups, and notes: one group if possible, else the original and the others.
 
     The original may differ from the others if it calls activations that they have as modules.
     """
-    labels: list[Callable[[Candidate], str]] = [
-        lambda item: "all networks",
-        lambda item: "the others" if item.edit else item.label,
-        lambda item: item.label,
-    ]
-    for label in labels:
-        groups: dict[str, list[Candidate]] = {}
-        for item in candidates:
-            groups.setdefault(label(item), []).append(item)
-        reasons = {name: _why_apart(group, example, probe) for name, group in groups.items()}
-        single = {name: reason for name, reason in reasons.items() if reason}
-        if not single:
-            break
-    count = len(groups) - len(single)
-    notes = [f"trained in {count} populations, since their structures differ"] if count > 1 else []
+    groups = {"all networks": candidates}
+    reasons = {"all networks": _why_apart(candidates, example, probe)}
+    if any(reasons.values()):
+        groups = {ORIGINAL_LABEL: candidates[:1], "the others": candidates[1:]}
+        reasons = {label: _why_apart(group, example, probe) for label, group in groups.items()}
+    single = [label for label, reason in reasons.items() if reason]
+    notes = ["trained in 2 populations, since their structures differ"] if len(groups) > 1 and not single else []
     if single:
-        who = ", ".join(single) if count else "all networks"
-        notes.append(f"trained one by one: {who}; {next(iter(single.values()))}")
-    return [replace(item, group=None if label(item) in single else label(item)) for item in candidates], notes
+        who = single[0] if len(single) == 1 else "all networks"
+        notes.append(f"trained one by one: {who}; {reasons[single[0]]}")
+    grouped = [
+        replace(item, group=None if label in single else label) for label, group in groups.items() for item in group
+    ]
+    return grouped, notes
 
 
 def _why_apart(candidates: Sequence[Candidate], example: Inputs | None, probe: Probe) -> str:
