@@ -251,6 +251,15 @@ def test_wrong_arguments_are_rejected_before_training(tmp_path: Path, settings: 
     assert not list(tmp_path.iterdir())
 
 
+def test_hulls_are_recorded_per_channel_if_one_of_them_has_channels(tmp_path: Path) -> None:
+    hulls = (hullo.AffineHull("identity", "relu", groups=groups) for groups in (2, 1))
+    with hullo.lab.record(nn.Sequential(*hulls), tmp_path, network="net", data="data") as run:
+        run.log(test_accuracy=50.0)
+    (record,) = read(tmp_path)
+    assert record.spec.row.per == "channel"
+    assert [len(layer) for layer in record.channels] == [2, 1]
+
+
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.text(max_size=5) | st.just("mlp"),

@@ -85,6 +85,8 @@ def test_classification_has_a_table_a_finding_records_and_a_network(tmp_path: Pa
     assert {record.spec.conditions["lr"] for record in records} == {"tuned"}
     at_their_rates = [trial for trial in result.store.records if trial.lr == result.choice.rates[trial.candidate]]
     assert len(records) == len(at_their_rates) < len(result.store.records)
+    published = {(record.spec.activation, record.spec.seed): record.val_loss for record in records}
+    assert published == {trial[::2]: result.store.records[trial].val_loss for trial in at_their_rates}
     assert type(result.network_of("tanh")[1]) is nn.Tanh  # type: ignore[index]
     result.to_csv(tmp_path / "rows.csv")
     head, *lines = (tmp_path / "rows.csv").read_text().splitlines()

@@ -13,7 +13,7 @@ from rich.console import Console
 from hullo.lab.progress import Progress
 from hullo.lab.run.loaders import InMemoryLoader
 from hullo.lab.run.local import LocalRunner
-from hullo.lab.run.queue import RunQueue, weights_path
+from hullo.lab.run.queue import RunQueue
 from hullo.lab.spec.environment import environment
 from hullo.lab.spec.paper import parse_column
 from hullo.lab.spec.records import Record
@@ -91,22 +91,6 @@ def test_population_of_another_command_is_finished_unchanged(tmp_path: Path, mon
     with Progress(Console(), quiet=True) as progress:
         (record,) = LocalRunner(RunQueue(SPECS[1:], tmp_path), DATA, environment("here")).run(progress)
     assert (record.spec, record.members) == (SPECS[1], 2)
-
-
-def test_weights_of_a_run_that_another_process_recorded_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr("hullo.lab.run.local.save_weights", lambda *_: (_ for _ in ()).throw(Death))
-        with pytest.raises(Death):
-            run(tmp_path, checkpoint_every=1e9)
-    first, _ = run(tmp_path / "elsewhere")
-    RunQueue(SPECS, tmp_path).records.add([first])
-    paths = [weights_path(tmp_path, spec) for spec in SPECS]
-    paths[0].parent.mkdir()
-    paths[0].write_bytes(b"of the other process")
-    _, second = run(tmp_path)
-    assert (second.spec, second.members) == (SPECS[1], 2)
-    assert paths[0].read_bytes() == b"of the other process"
-    assert paths[1].exists()
 
 
 @pytest.mark.parametrize("text", ["lenet5", "", "cifar10-lenet5"])

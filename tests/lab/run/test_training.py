@@ -246,6 +246,21 @@ def test_memory_is_linear_in_members(network: str) -> None:
     assert abs((nine - six) - (six - three)) < 1e-3 * three
 
 
+def test_gradients_are_those_of_the_mean_loss_also_of_a_smaller_last_batch() -> None:
+    spec = replace(members()[0], batch_size=FEED.count - 3)
+    training = Training([spec], FEED)
+    _, last = FEED.batches(training.population.seeds, 0, spec.batch_size, 0)
+    steps = training.advance()
+    next(steps)
+    losses, _ = training._losses(*FEED.load_batch(*last))
+    assert losses.shape == (1, 3)
+    parameters = list(training.population.parameters())
+    expected = torch.autograd.grad(losses.mean(), parameters)
+    next(steps)
+    for parameter, gradient in zip(parameters, expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+
+
 def test_incompatible_members_are_rejected() -> None:
     first, *others = members()
     with pytest.raises(ValueError, match=r"may differ only in .* lenet5/.* and .*batch_size=8 "):

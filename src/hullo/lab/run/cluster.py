@@ -174,8 +174,12 @@ class RayRunner:
                     if not isinstance(result, Exception):
                         ended = f"{describe_population(population)} finished on {self._commit(population, *result)}"
                         progress.log(ended, done, len(calls))
-                    elif reason := self._fail(population, result, progress):
-                        failed[population] = reason
+                    elif is_out_of_memory(result) and len(population) > 1:
+                        progress.note(self.queue.split_in_half(population))
+                    else:
+                        failed[population] = _explain(population, result)
+                        if done < len(calls):
+                            progress.note(f"{failed[population]}; the other populations continue")
         if failed:
             raise RunError("; ".join(dict.fromkeys(failed.values())))
         return self.queue.results()
@@ -189,17 +193,14 @@ class RayRunner:
         duration = timedelta(seconds=round(records[0].seconds))
         return f"{node}, {describe_accuracies([record.accuracy for record in records])}, {duration}"
 
-    def _fail(self, population: Members, error: Exception, progress: Progress) -> str:
-        """Return why a population failed, or an empty string if its halves are trained next."""
-        if is_out_of_memory(error) and len(population) > 1:
-            progress.note(self.queue.split_in_half(population))
-            return ""
-        if is_out_of_memory(error):
-            return str(out_of_memory_error(population))
-        if not isinstance(error, ValueError):
-            raise error
-        progress.note(f"{error}; other populations continue")
-        return str(error)
+
+def _explain(population: Members, error: Exception) -> str:
+    """Return why a population failed; raise an error that is not the user's."""
+    if is_out_of_memory(error):
+        return str(out_of_memory_error(population))
+    if not isinstance(error, ValueError):
+        raise error
+    return str(error)
 
 
 def _train(runner: RayRunner, population: Members) -> tuple[str, list[Record]]:

@@ -96,11 +96,9 @@ class LocalRunner:
         save()  # in case the process is killed before the records are written
         if self.queue.weights:
             epochs = chosen.load_into(training.population)
-            recorded = self.queue.records.find(population)  # by another process, with weights of its own
             for member, spec, epoch in zip(training.population, population, epochs, strict=True):
-                if spec not in recorded:
-                    path = weights_path(self.queue.output, spec)
-                    save_weights(path, spec, training.loader.task, member, training.loader.example, epoch)
+                path = weights_path(self.queue.output, spec)
+                save_weights(path, spec, training.loader.task, member, training.loader.example, epoch)
         return build_records(training, self.environment)
 
     def _train_or_split(self, population: Members, progress: Progress, stop: Event) -> None:
