@@ -435,8 +435,9 @@ def test_populations_have_complete_pairs_first_even_if_the_original_is_apart() -
     assert {trial.seed for trial in first} == {trial.seed for trial in second} == {FRESH, FRESH + 1, FRESH + 2}
 
 
-def test_a_loader_with_a_generator_of_its_own_has_the_same_order_for_all() -> None:
-    loader = DataLoader(TensorDataset(X, LABELS), batch_size=40, shuffle=True, generator=torch.Generator())
+@pytest.mark.parametrize("generator", [None, torch.Generator()])
+def test_the_order_of_a_loader_depends_on_the_epoch_alone(generator: torch.Generator | None) -> None:
+    loader = DataLoader(TensorDataset(X, LABELS), batch_size=40, shuffle=True, generator=generator)
     stream = read_data(loader, loader, loader)
     first, second, other = ([x for x, _ in stream.batches(X, epoch, 1, 0)] for epoch in (0, 0, 1))
     assert torch.cat(first).equal(torch.cat(second))
@@ -585,6 +586,7 @@ def test_the_interval_over_examples_adds_both_variances(is_regression: bool, tmp
     assert found is not None
     trials = result.choice.confirmation(found.pairs)
     scores = torch.stack([result.store.load_examples(trial) for trial in trials])  # type: ignore[misc]
+    assert len(list((result.folder / "examples").iterdir())) == len(trials)  # those of the choice are not kept
     means = scores.mean(1)
     for trial, mean in zip(trials, means.tolist(), strict=True):
         expected = -math.sqrt(mean) if is_regression else mean
@@ -638,6 +640,19 @@ def test_runs_that_diverge_are_counted_and_do_not_stop_others(tmp_path: Path) ->
     assert by_name["original"].diverged == 1
     assert "1 of 6 networks diverged" in result.finding
     assert all(math.isfinite(row.test) and row.test_seeds == 3 for row in result.rows)
+
+
+def test_epochs_after_a_divergence_have_the_metric_before_training() -> None:
+    data, make = read_data((X, NUMBERS), None, None), seeded(lambda: mlp(1), (X,))
+    candidate, task = Candidate("own", "original", make), make_task(NUMBERS, None, None)
+    setup = Setup("mlp", data, [], {"own": candidate}, task, (X[:8],), None, 32, "sgd", 0.0, "float32")
+    trial = TrialLoop([Trial("own", 1e30, 0)], setup, epochs=2)
+    for _ in trial.advance():
+        pass
+    x, y = data.parts["val"]
+    untrained = F.mse_loss(make(0)(x), y).sqrt().item()
+    assert not trial.curves["finite"].any()
+    assert trial.curves["val_metric"].flatten().tolist() == pytest.approx([untrained, untrained])
 
 
 def test_if_all_runs_diverge_the_loss_is_named(tmp_path: Path) -> None:
@@ -715,6 +730,18 @@ def test_classes_and_yes_or_no_are_scored_by_their_accuracy_and_several_labels_b
     several = torch.stack([LABELS, LABELS], 1)
     assert make_task(LABELS, None, None).name == make_task(LABELS.float()[:, None], "bce", None).name == "accuracy"
     assert make_task(several, "bce", None).name == make_task(several, None, None).name == "loss"
+
+
+def test_logits_above_zero_say_yes_and_the_largest_names_the_class_in_any_layout() -> None:
+    yes, answers = torch.tensor([0.2, -0.2, 0.3, -3.0]), torch.tensor([1.0, 0.0, 0.0, 1.0])
+    task = make_task(answers, "bce", "accuracy")
+    for logits in (yes, yes[:, None]):
+        assert task.score(logits, answers, task.losses(logits, answers)).tolist() == [100.0, 100.0, 0.0, 0.0]
+    classes = torch.tensor([[0, 2, 1], [1, 1, 0]])
+    logits = F.one_hot(classes, 4).float()
+    task, aimed = make_task(classes, None, "accuracy"), torch.tensor([[0, 2, 3], [1, 0, 2]])
+    for layout in (logits, logits.transpose(1, 2)):  # classes last, or second as in PyTorch
+        assert task.score(layout, aimed, torch.zeros(2)).tolist() == pytest.approx([200 / 3, 100 / 3])
 
 
 def test_a_function_with_the_name_of_a_metric_is_told_from_it() -> None:

@@ -30,6 +30,7 @@ def test_a_table_is_standardized_by_its_training_rows_and_scored_in_its_own_unit
     assert x.shape[1] == 1 + 3
     assert x.mean(0).abs().max() < 1e-5
     assert y.std() == pytest.approx(1.0, abs=1e-4)
+    assert y.mean() == pytest.approx(0.0, abs=1e-4)
     assert data.scale == pytest.approx(174, rel=0.2)
     assert data.notes[-1].startswith("1 rows")
 
