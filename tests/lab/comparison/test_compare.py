@@ -330,7 +330,7 @@ def test_settings_are_told_apart_and_minutes_are_those_of_all_calls(
     first = call()
     assert first.store.folder == call(minutes=20.0, seeds=5, worth=1.0).store.folder
     first.store.update(seconds=123.0)
-    assert call().clock.used > 123
+    assert call().clock.spent > 123  # the time to prepare networks and data, too
     assert call(minutes=20.0).clock.left < 20 * 60 - 123
 
 
@@ -563,6 +563,28 @@ def test_a_run_is_what_a_plain_loop_trains(optimizer: str, group: int | None) ->
     first, second = torch.cat(orders).chunk(2)
     assert sorted(first.tolist()) == sorted(second.tolist()) == list(range(data.count))
     assert not first.equal(second)
+
+
+def test_a_run_on_a_loader_takes_a_step_for_each_batch() -> None:
+    loader = DataLoader(TensorDataset(X, LABELS), batch_size=50)  # the last batch is smaller
+    make, task = seeded(mlp, (X,)), make_task(LABELS, None, None)
+    setup = Setup(
+        "mlp", read_data(loader, loader, loader), [], {"own": Candidate("own", "original", make)}, task, (X[:8],), None,
+        50, "sgd", 0.0, "float32",
+    )  # fmt: skip
+    trial = TrialLoop([Trial("own", 0.1, 3)], setup, epochs=2)
+    for _ in trial.advance():
+        pass
+    network = make(3)
+    plain = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+    for step in range(10):
+        plain.param_groups[0]["lr"] = 0.1 * (1 + math.cos(math.pi * step / 10)) / 2
+        plain.zero_grad()
+        part = slice(50 * (step % 5), 50 * (step % 5) + 50)
+        F.cross_entropy(network(X[part]), LABELS[part]).backward()
+        plain.step()
+    for one, two in zip(trial.population[0].parameters(), network.parameters(), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
 
 
 def test_mixed_precision_rounds_products() -> None:

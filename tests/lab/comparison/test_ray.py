@@ -21,6 +21,7 @@ from hullo.lab.comparison.budget import Plan
 from hullo.lab.comparison.work import RayWorkers
 from hullo.lab.errors import RunError
 from hullo.lab.networks import OwnNetwork
+from hullo.lab.run import cluster
 from hullo.lab.run.cluster import connect
 from hullo.lab.signals import stop_request
 
@@ -70,7 +71,7 @@ def sleep(setup: Any, seconds: float) -> None:
 @needs_ray
 def test_tasks_return_raise_restart_and_stop(tmp_path: Path) -> None:
     setup: Any = Anything()
-    with connect(None):
+    with connect():
         workers = RayWorkers(0.0)
         assert sorted(workers.map(double, setup, [1, 2, 3], show=print)) == [2, 4, 6]
         with pytest.raises(torch.OutOfMemoryError, match="for 7"):
@@ -83,6 +84,30 @@ def test_tasks_return_raise_restart_and_stop(tmp_path: Path) -> None:
             stop.set()
             list(workers.map(sleep, setup, [600.0]))
         assert time.monotonic() - started < 300
+
+
+def save_when_stopped(started: Path, saved: Path) -> None:
+    started.touch()
+    try:
+        while True:
+            time.sleep(0.1)
+    except KeyboardInterrupt:
+        time.sleep(1)
+        saved.touch()
+
+
+@needs_ray
+def test_tasks_that_are_stopped_save_their_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started, saved = tmp_path / "started", tmp_path / "saved"
+
+    def stop() -> None:
+        if started.exists():
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(cluster, "check_stop", stop)
+    with pytest.raises(KeyboardInterrupt), connect():
+        list(cluster.run_tasks(save_when_stopped, {"task": (started, saved)}, 0.0))
+    assert saved.exists()
 
 
 @needs_ray

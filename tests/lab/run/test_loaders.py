@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hullo.lab import data
+from hullo.lab.cli.settings import combine_settings
 from hullo.lab.data.augment import draw_order
 from hullo.lab.run.loaders import InMemoryLoader, open_loader
 from hullo.lab.spec import Spec
@@ -46,6 +47,11 @@ def test_evaluation_images_are_used_once() -> None:
     images, labels = map(torch.cat, zip(*InMemoryLoader(DATA).eval_batches("test"), strict=True))
     assert torch.equal(labels, DATA.test_labels)
     assert torch.equal(images, DATA.test_images / 255)
+
+
+def test_a_fraction_of_held_out_images_is_rounded() -> None:
+    (settings,) = combine_settings({"val_size": ["0.009"]}, SPEC.column, None)
+    assert settings == {"val_size": 54}  # and 0.009 * 6000 is less
 
 
 def test_held_out_images_are_evaluated_beside_test_images() -> None:
