@@ -16,8 +16,6 @@ HOW_TO_GET_RECORDS = (
     "make records first, as with: hullo reproduce lenet5/fashion-mnist-sample --epochs 1; or give files of records, or "
     "directories of them"
 )
-FLAWS = 10
-"""Number of invalid lines per file that are reported one by one; others are counted."""
 ENOUGH_SEEDS = 3
 """The smallest number of seeds to represent a column: Student's interval of two seeds is 12.7 times their error."""
 
@@ -25,11 +23,11 @@ ENOUGH_SEEDS = 3
 def read_records(paths: Iterable[Path], warn: Callable[[str], None] | None = None) -> list[Record]:
     """Return the records in files, and in all files `records.jsonl` under directories; each run once.
 
-    Call `warn` for each line that is no record, and for other records of a run that was read before, unless only
-    machine and time differ, and leave these out; raise if it is None. Call it for a truncated last line too.
+    Call `warn` for lines that are no records, and for other records of runs that were read before, unless only machine
+    and time differ, and leave these out; raise if it is None. Call it for a truncated last line too.
     """
     found: dict[Spec, tuple[Path, Record]] = {}
-    doubted: dict[tuple[Path, Path], list[Spec]] = {}
+    doubted: dict[tuple[Path, Path], Spec] = {}
     for path in paths:
         if not path.exists():
             raise ValueError(f"{path} does not exist; {HOW_TO_GET_RECORDS}")
@@ -40,10 +38,9 @@ def read_records(paths: Iterable[Path], warn: Callable[[str], None] | None = Non
             other, known = found.setdefault(record.spec, (file, record))
             same_machine = {name: getattr(known, name) for name in ("seconds", "members", "environment")}
             if known != replace(record, **same_machine):
-                doubted.setdefault((other, file), []).append(record.spec)
-    for (other, file), (spec, *more) in doubted.items():
-        others = f" and {len(more):,} other run{'s' * (len(more) > 1)}" if more else ""
-        differing = f"{other} and {file} have different records of {spec}{others}"
+                doubted.setdefault((other, file), record.spec)
+    for (other, file), spec in doubted.items():
+        differing = f"{other} and {file} have different records of the same runs, such as {spec}"
         if warn is None:
             raise ValueError(f"{differing}; give only one of them")
         warn(f"{differing}; those of {file} are left out")
@@ -74,10 +71,9 @@ def _read(file: Path, warn: Callable[[str], None] | None) -> list[Record]:
     except ValueError as error:
         warn(str(error))
         return []
-    for flaw in flaws[:FLAWS]:
-        warn(f"{flaw}; the line is left out, correct or delete it")
-    if more := flaws[FLAWS:]:
-        warn(f"{file}: {len(more):,} more lines are left out")
+    if flaws:
+        others = f", and so are {len(flaws) - 1:,} others" if len(flaws) > 1 else ""
+        warn(f"{flaws[0]}; the line is left out{others}; correct or delete them")
     return records
 
 

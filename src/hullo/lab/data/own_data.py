@@ -7,9 +7,8 @@ import os
 import re
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -92,30 +91,17 @@ def _read_folders(folder: Path, image_size: int | None) -> tuple[Parts, tuple[st
     """Return the images of ``train/CLASS/*``, and of test and val where there are any, or of ``CLASS/*``."""
     folders = {part: folder / part for part in PARTS if (folder / part).is_dir()}
     if not folders:
-        classes = class_folders(folder)
-        if len(classes) > 1 and not any(child.is_dir() for each in classes for child in each.iterdir()):
+        own = class_folders(folder)
+        if len(own) > 1 and not any(child.is_dir() for each in own for child in each.iterdir()):
             folders = {"train": folder}
     if "train" not in folders:
         raise DataError(f"{folder} has neither a folder train nor a folder of images for each class; {EXPECTED}")
-    pairs, names = read_images([*folders.values()], image_size)
-    return dict(zip(folders, pairs, strict=True)), names
-
-
-def read_images(
-    folders: Sequence[Path], image_size: int | None = None
-) -> tuple[list[tuple[Tensor, Tensor]], tuple[str, ...]]:
-    """Return the images and labels of each of some folders ``CLASS/*``, and the classes, which are those of the first.
-
-    Args:
-        folders: the folders, that of the training images first.
-        image_size: as in :func:`open_data`.
-    """
     if image_size is not None and image_size < 1:
         raise ValueError(f"--image-size {image_size}: must be an integer of at least 1")
-    classes = tuple(child.name for child in class_folders(folders[0]))
-    files = [_list_images(folder, classes) for folder in folders]
+    classes = tuple(child.name for child in class_folders(folders["train"]))
+    files = [_list_images(folder, classes) for folder in folders.values()]
     if absent := set(range(len(classes))) - {label for _, label in files[0]}:
-        raise DataError(f"{folders[0]}: no samples of class {classes[min(absent)]}; add some, or remove the folder")
+        raise DataError(f"{folders['train']}: no samples of class {classes[min(absent)]}; add some, or remove it")
     decoded = [[_decode(path, image_size) for path, _ in listed] for listed in files]
     pairs = [pair for part in zip(files, decoded, strict=True) for pair in zip(*part, strict=True)]
     ((first, _), sample), *_ = pairs
@@ -125,7 +111,7 @@ def read_images(
     channels = max(len(image) for _, image in pairs)  # grayscale among color images is repeated
     images = [torch.stack([image.expand(channels, -1, -1) for image in pixels]) for pixels in decoded]
     labels = [torch.tensor([label for _, label in listed]) for listed in files]
-    return [*zip(images, labels, strict=True)], classes
+    return dict(zip(folders, zip(images, labels, strict=True), strict=True)), classes
 
 
 def class_folders(folder: Path) -> list[Path]:
@@ -194,24 +180,12 @@ def _read_arrays(path: Path) -> Parts:
 def load_arrays(path: Path) -> dict[str, Tensor]:
     """Return the arrays of a file by name."""
     try:
-        arrays: Mapping[str, Any] = load_file(path) if path.suffix == ".safetensors" else _load_npz(path)
-    except (OSError, EOFError, ValueError, SafetensorError, zipfile.BadZipFile, zlib.error) as error:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+            return {name: torch.as_tensor(file[name]) for name in file.files}
+    except (OSError, EOFError, TypeError, ValueError, SafetensorError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
-    tensors = {}
-    for name, array in arrays.items():
-        try:
-            tensors[name] = torch.as_tensor(array)
-        except TypeError as error:
-            raise DataError(f"{path}, {name}: {error}") from None
-    return tensors
-
-
-def _load_npz(path: Path) -> dict[str, Any]:
-    with path.open("rb") as opened:
-        file = np.load(opened, allow_pickle=False)
-        if not isinstance(file, np.lib.npyio.NpzFile):
-            raise ValueError("it holds a single array; save all four with numpy.savez")
-        return {name: file[name] for name in file.files}
 
 
 def _as_labels(labels: Tensor) -> Tensor:
