@@ -18,6 +18,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from pages.ablation import study_tables, study_test_tables
 from pages.claims import claims_tables, power_table, readings_table, slips_list, summary_list
 from pages.columns import (
     distance_table,
@@ -77,6 +78,8 @@ PARTS: dict[str, Part] = {
     "speed": lambda records, folders: speed_table(
         longest_of_columns(records), read_plain(_files(folders, "plain.csv"))
     ),
+    "study": lambda records, _: study_tables(records),
+    "study-test": lambda records, _: study_test_tables(records),
 }
 
 

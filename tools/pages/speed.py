@@ -6,9 +6,9 @@ import csv
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple
 
 from hullo.lab.analysis.experiments import place
 from hullo.lab.analysis.tables.format import provenance
@@ -20,9 +20,11 @@ SEEDS = 5
 """The default number of `hullo reproduce`."""
 
 
-class Pace(NamedTuple):
+@dataclass(frozen=True, order=True)
+class Pace:
     """Populations of one column with the same size and number of epochs, on one device."""
 
+    place: tuple[bool, int] = field(repr=False)
     column: Column
     device: str
     precision: str
@@ -48,8 +50,10 @@ def paces(records: Iterable[Record]) -> list[Pace]:
         key = spec.column, device, spec.precision, spec.batch_size, spec.epochs, members
         # more records than members: as many populations happen to have taken the same time, to the millisecond
         alike.setdefault(key, []).extend([seconds] * math.ceil(count / members))
-    found = [Pace(*key, len(seconds), math.fsum(seconds)) for key, seconds in alike.items()]
-    return sorted(found, key=lambda pace: (place(pace.column), pace))
+    return sorted(
+        Pace(place(key[0]), *key, populations=len(seconds), seconds=math.fsum(seconds))
+        for key, seconds in alike.items()
+    )
 
 
 def read_plain(paths: Iterable[Path]) -> dict[tuple[Column, int], float]:
