@@ -89,12 +89,10 @@ def launch_features() -> None:
     both_passes(linear.linear(wide, learned(64, 64, dtype=SINGLE), learned(64, dtype=SINGLE)))
     linear.multiply_blocks(given(32, 1250), given(1250, 500), linear.FEW_ROWS)
     linear.multiply_blocks(given(1250, 32), given(32, 500), linear.FEW_INNER)
-    for kind, gates in (("lstm", 4), ("gru", 3), ("tanh", 1)):
-        state, products, weight, saved = given(16, 32), given(16, gates * 32), given(gates * 32, 32), given(16, 128)
-        memory = state.float()
-        recurrence.forward(kind, products, weight, [], (state, memory), (saved, state, memory), follows=True)
-        kept = (saved, state, state, memory, memory)
-        recurrence.backward(kind, state, products, weight, memory, kept, (products, products), follows=True)
+    for kind, gates in (("lstm", 4), ("gru", 3)):
+        weights = recurrence.Weights(learned(gates * 32, 24), learned(gates * 32, 32))
+        states = [learned(16, 32), learned(16, 32)]
+        both_passes(*recurrence.run_direction(kind, learned(2, 16, 24), states, weights, False))
 
 
 def launch_convolutions() -> None:

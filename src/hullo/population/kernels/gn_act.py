@@ -12,20 +12,15 @@ no atomic additions.
 # ruff: noqa: N803, N806 (constants are in capitals, in Triton)
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 from hullo.bases import Base
-from hullo.functional import apply
-from hullo.kernels.spec import CombineSpec
-from hullo.parametrizations import get_parametrization
 from hullo.population.kernels.bn_act import Operands
 from hullo.population.kernels.channel_stats import (
     TILES,
@@ -34,7 +29,7 @@ from hullo.population.kernels.channel_stats import (
     partial_statistics,
 )
 from hullo.population.kernels.kinds import Kinds
-from hullo.population.kernels.launch import launch, wait_for_previous
+from hullo.population.kernels.launch import launch, once_differentiable, wait_for_previous
 from hullo.population.kernels.layouts import all_channels, by_sample, channels_last, is_stacked
 
 
@@ -102,29 +97,26 @@ class _GroupNormCombine(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
         scale, shift, rows, bias, residual, call = given
         ctx.set_materialize_grads(False)
-        ctx.call, leaves = call, (x, scale, shift, rows, bias, residual)
-        x, rows, residual = _in_order(x, rows, residual)
+        ctx.call = call
+        x, rows, residual = channels_last(x), rows.contiguous(), None if residual is None else channels_last(residual)
         mean, variance, offsets = _compute_statistics(x, bias, call)
-        ctx.save_for_backward(*leaves, mean, variance, offsets)
         operands = Operands(mean, variance, scale, shift, rows, bias, residual)
+        ctx.save_for_backward(x, *operands, offsets)
         y, tiling = torch.empty_like(x, dtype=call.dtype), Tiling.of(by_sample(x), TILES["apply"])
         constants = operands.constants(x, repeat=x.shape[-4], width=call.width)
         operands.launch("apply", call, tiling, [x], [y], follows=True, **constants)
         return y, y.view_as(y)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        *leaves, mean, variance, offsets = ctx.saved_tensors
+        x, *saved, offsets = ctx.saved_tensors
         call, (_, _, _, learned, *_) = ctx.call, ctx.needs_input_grad
-        given = [gradient for gradient in gradients if gradient is not None]
+        given = [channels_last(gradient) for gradient in gradients if gradient is not None]
         if not given:
             return (None,) * len(ctx.needs_input_grad)
-        if torch.is_grad_enabled():  # the gradients are differentiated, too
-            return _differentiate(ctx, functools.reduce(torch.add, given), leaves)
-        x, scale, shift, rows, bias, residual = leaves
-        x, rows, residual = _in_order(x, rows, residual)
-        operands = Operands(mean, variance, scale, shift, rows, bias, residual)
-        given = [channels_last(gradient) for gradient in given]
+        operands = Operands(*saved)
+        mean, variance, scale, shift, rows, bias, residual = operands
         ds, partial, tiling, constants = operands.backward_sums(call, x, given, learned, width=call.width)
         samples, channels = x.shape[-4], len(scale)
         sums = torch.empty(2, len(mean), dtype=torch.float32, device=x.device)
@@ -149,37 +141,6 @@ class _GroupNormCombine(torch.autograd.Function):
             None if residual is None else ds,
             None,
         )
-
-
-def _in_order(x: Tensor, rows: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return images and coefficients in the order in memory in which the kernels take them."""
-    return channels_last(x), rows.contiguous(), None if residual is None else channels_last(residual)
-
-
-def _differentiate(ctx: Any, dy: Tensor, leaves: Sequence[Any]) -> tuple[Tensor | None, ...]:
-    """Return the gradients by plain operations, which can be differentiated again."""
-    y = _combine_plainly(ctx.call, *leaves)
-    needed = [item for item, is_needed in zip(leaves, ctx.needs_input_grad, strict=False) if is_needed]
-    found = iter(torch.autograd.grad(y, needed, dy.to(y.dtype), create_graph=True))
-    return *(next(found) if is_needed else None for is_needed in ctx.needs_input_grad[:-1]), None
-
-
-def _combine_plainly(
-    call: _Call, x: Tensor, scale: Tensor, shift: Tensor, rows: Tensor, bias: Tensor | None, residual: Tensor | None
-) -> Tensor:
-    """Compute what the kernels do by differentiable operations."""
-    biased = _side_by_side(x).float()
-    if bias is not None:
-        biased = biased + bias.view(-1, 1, 1)
-    y = F.group_norm(biased, len(scale) // call.width, scale.float(), shift.float(), call.eps)
-    if residual is not None:
-        y = y + _side_by_side(residual)
-    y = apply(y, rows, CombineSpec(call.bases, get_parametrization("given"), 1)).to(call.dtype)
-    return y.unflatten(1, (len(x), -1)).transpose(0, 1) if is_stacked(x) else y
-
-
-def _side_by_side(x: Tensor) -> Tensor:
-    return x.transpose(0, 1).flatten(1, 2) if is_stacked(x) else x
 
 
 def _parts(splits: int, block: int) -> int:

@@ -14,17 +14,16 @@ them up in a fixed order. RMS norm subtracts no mean and has no bias. Statistics
 # ruff: noqa: N803 (constants are in capitals, in Triton)
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 from hullo.population.kernels import processors
-from hullo.population.kernels.dropout import draws, drop, keep_tile, open_keys
+from hullo.population.kernels.dropout import draws, keep_tile, open_keys
+from hullo.population.kernels.launch import once_differentiable
 from hullo.population.kernels.linear import column_sums
 
 FORWARD, BACKWARD, WARPS = 4096, 2048, 4
@@ -111,14 +110,12 @@ class _LayerNorm(torch.autograd.Function):
         return (n, *copies) if y is None else (s, n, *copies)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         s, statistics, weight = ctx.saved_tensors
         members, rows, columns = s.shape
         ds, *of_norm = gradients if ctx.dtypes[1] is not None else (None, *gradients)
         dns = [item.contiguous() for item in of_norm if item is not None]
-        if torch.is_grad_enabled():
-            total = functools.reduce(torch.add, dns) if dns else None
-            return _differentiable_backward(ctx, s, weight, ds, total)
         ds = None if ds is None else ds.contiguous()
         dn, *dcopies = dns or [torch.zeros_like(s)]
         x_dtype, y_dtype, shift, scale, bias = ctx.dtypes
@@ -141,27 +138,6 @@ class _LayerNorm(torch.autograd.Function):
         dshift = None if shift is None else sums[2].to(shift)
         dweight, dbias = (None if kind is None else sums[i].to(kind) for i, kind in enumerate((scale, bias)))
         return dx, None if y_dtype is None else dy, dshift, dweight, dbias, None
-
-
-def _differentiable_backward(
-    ctx: Any, s: Tensor, weight: Tensor | None, ds: Tensor | None, dn: Tensor | None
-) -> tuple[Tensor | None, ...]:
-    """Return the gradients by plain operations, where they are differentiated, too."""
-    total, dweight, dbias = ds, None, None
-    if dn is not None:
-        dbias, norm = dn.sum(1), F.rms_norm if ctx.call.rms else F.layer_norm
-        plain = norm(s.float(), s.shape[-1:], eps=ctx.call.eps)
-        scaled = dn.float() if weight is None else dn * weight.unsqueeze(1)
-        (own,) = torch.autograd.grad(plain, s, scaled, create_graph=True)
-        total = own if ds is None else own + ds
-        dweight = (dn * plain).sum(1)
-    of_y = total if total is None or ctx.call.dropout is None else drop(total, *ctx.call.dropout)
-    dshift = None if of_y is None else of_y.sum(1)
-    found = (total, of_y, dshift, dweight, dbias)
-    typed = [
-        None if kind is None or item is None else item.to(kind) for item, kind in zip(found, ctx.dtypes, strict=True)
-    ]
-    return *typed, None
 
 
 def _constants(columns: int, size: int, rows: int, call: _Call, weight: Tensor | None) -> dict[str, Any]:

@@ -7,8 +7,7 @@ and the cell.
 A program has some columns of all gates of one member, and so everything that these columns of the cell need. Backward
 it first computes the gradient of the new states from the gradients of the gates one step later, then those of its own
 gates; so a time step is one kernel in both directions, which is launched while the one before still runs: until that
-ends it loads what other kernels made. Tensors are (members, batch, features): one time step of a
-longer one, so members and rows are apart by strides of their own, and numbers of a row are neighbors.
+ends it loads what other kernels made.
 """
 
 # mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
@@ -35,9 +34,7 @@ ROWS, COLUMNS, WARPS, STAGES = 64, (32, 16), {32: 8, 16: 4}, 3
 warps for so many columns."""
 SHARED = 96 * 2**10
 """Bytes of shared memory that a program may use."""
-
-
-GATES = {"lstm": 4, "gru": 3, "tanh": 1, "relu": 1}
+GATES = {"lstm": 4, "gru": 3}
 """The gates of each kind of cell."""
 
 
@@ -56,7 +53,7 @@ def run_direction(
     """Return the outputs, (members, time, batch, features), and the final state; an LSTM's memory, too.
 
     Args:
-        kind: "lstm", "gru", "tanh" or "relu".
+        kind: "lstm" or "gru".
         x: the inputs, (members, time, batch, features).
         states: the state, and the memory of an LSTM, at the beginning, (members, batch, features).
         weights: the parameters.
@@ -68,15 +65,13 @@ def run_direction(
 
 
 class _Direction(torch.autograd.Function):
-    """Compute a direction by a fused cell."""
-
     @staticmethod
     def forward(
         ctx: Any, kind: str, is_reversed: bool, x: Tensor, state: Tensor, memory: Tensor | None, *given: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         weights = Weights(*given)  # type: ignore[arg-type]
         members, time, batch, _ = x.shape
-        gates, width = GATES[kind], weights.hidden.shape[2]
+        width = weights.hidden.shape[2]
         biases = [item for item in (weights.input_bias, weights.hidden_bias) if item is not None]
         products = torch.bmm(x.flatten(1, 2), weights.input.mT).view(members, time, batch, -1)
         # one more entry than there are time steps, that of the beginning, which is the last if time runs backward
@@ -86,11 +81,19 @@ class _Direction(torch.autograd.Function):
         states[:, begin] = state
         if memory is not None:
             memories[:, begin] = memory
-        saved = x.new_empty(members, time, batch, 4 * width if gates > 1 else 0)
+        saved = x.new_empty(members, time, batch, 4 * width)
+        strides = (
+            products.stride(0),
+            products.stride(2),
+            *(item.stride(0) for item in (states, memories, saved, states)),
+        )
+        programs, constants = _choose(kind, x, width)
         for i, t in enumerate(reversed(range(time)) if is_reversed else range(time)):
-            before = states[:, t + past], memories[:, t + past]
-            after = saved[:, t], states[:, t + new], memories[:, t + new]
-            forward(kind, products[:, t], weights.hidden, biases, before, after, follows=i > 0)
+            launch(
+                _forward, programs, products[:, t], weights.hidden, *(biases or (products, products)),
+                states[:, t + past], memories[:, t + past], saved[:, t], states[:, t + new], memories[:, t + new],
+                batch, *strides, members, BIAS=bool(biases), follows=i > 0, **constants,
+            )  # fmt: skip
         end = 0 if is_reversed else time
         ctx.kind, ctx.is_reversed = kind, is_reversed
         ctx.save_for_backward(x, memory, states, memories, saved, *weights)
@@ -112,11 +115,16 @@ class _Direction(torch.autograd.Function):
             carry += of_memory
         of_output = of_output if of_output.stride(3) == 1 else of_output.contiguous()
         following = of_state.contiguous()
+        strides = [item.stride(0) for item in (saved, states, memories, of_input)]
+        programs, constants = _choose(kind, x, weights.hidden.shape[2])
         for i, t in enumerate(range(time) if ctx.is_reversed else reversed(range(time))):
-            kept = (saved[:, t], states[:, t + past], states[:, t + new], memories[:, t + past], memories[:, t + new])
-            found = of_input[:, t], of_hidden[:, t]
-            backward(kind, of_output[:, t], following, weights.hidden, carry, kept, found, follows=i > 0)
-            following = found[1]
+            launch(
+                _backward, programs, of_output[:, t], following, weights.hidden, carry, saved[:, t],
+                states[:, t + past], memories[:, t + past], memories[:, t + new], of_input[:, t], of_hidden[:, t],
+                batch, of_output.stride(0), of_output.stride(2), following.stride(0), *strides, members,
+                LAST=i == 0, follows=i > 0, **constants,
+            )  # fmt: skip
+            following = of_hidden[:, t]
         of_beginning = torch.bmm(following, weights.hidden)
         if kind == "gru":
             of_beginning = of_beginning + carry.to(of_beginning.dtype)
@@ -144,82 +152,25 @@ def _sum_rows(x: Tensor) -> Tensor:
     return column_sums(x.unsqueeze(2), x.dtype)[0]
 
 
-def forward(
-    kind: str,
-    x: Tensor,
-    weight: Tensor,
-    biases: Sequence[Tensor],
-    past: Sequence[Tensor],
-    new: Sequence[Tensor],
-    *,
-    follows: bool,
-) -> None:
-    """Compute a time step.
-
-    Args:
-        kind: of the cell: "lstm", "gru", "tanh" or "relu".
-        x: the products with the inputs, (members, batch, gates * width).
-        weight: for the last state, (members, gates * width, width).
-        biases: of both products, or none.
-        past: the last state and memory.
-        new: where to write the gates, the new state and the new memory.
-        follows: whether this directly follows another time step.
-    """
-    saved, state, _ = new
-    _launch(
-        _forward, state, x, weight, *(biases or (x, x)), *past, *new, state.shape[1], x.stride(0), x.stride(1),
-        past[0].stride(0), past[1].stride(0), saved.stride(0), state.stride(0),
-        BIAS=bool(biases), KIND=kind, follows=follows,
-    )  # fmt: skip
-
-
-def backward(
-    kind: str,
-    gradient: Tensor,
-    following: Tensor,
-    weight: Tensor,
-    carry: Tensor,
-    saved: Sequence[Tensor],
-    new: Sequence[Tensor],
-    *,
-    follows: bool,
-) -> None:
-    """Compute the gradients of a time step.
-
-    Args:
-        kind: of the cell.
-        gradient: of the state, from the outputs.
-        following: the gradient of the product with this state, which the next step made; of the last step, the
-            gradient of the final state.
-        weight: as in `forward`.
-        carry: the gradient of an LSTM's memory, or a part of that of the last state; it is updated.
-        saved: the gates, the last state, the new one, the last memory and the new one.
-        new: where to write the gradients of both products.
-        follows: whether this directly follows another time step; if not, it is the last one.
-    """
-    gates, past, _, past_memory, _ = saved
-    _launch(
-        _backward, carry, gradient, following, weight, carry, *saved, *new, carry.shape[1], gradient.stride(0),
-        gradient.stride(1), following.stride(0), gates.stride(0), past.stride(0), past_memory.stride(0),
-        new[0].stride(0), LAST=not follows, KIND=kind, follows=follows,
-    )  # fmt: skip
-
-
-def _launch(kernel: Any, state: Tensor, x: Tensor, *arguments: Any, KIND: str, follows: bool, **constants: Any) -> None:
-    """Launch a kernel on tiles of a state."""
-    members, batch, width = state.shape
+def _choose(kind: str, x: Tensor, width: int) -> tuple[int, dict[str, Any]]:
+    """Return how many programs compute a time step, and the constants of their kernel."""
+    members, _, batch, _ = x.shape
     rows = min(ROWS, block(batch))
     strips = members * triton.cdiv(batch, rows)
     fitting = [size for size in COLUMNS if strips * triton.cdiv(width, size) >= processors(x)]
     columns = fitting[0] if fitting else COLUMNS[-1]
-    gates = {"lstm": 4, "gru": 3}.get(KIND, 1)
-    each = STAGES * (rows + gates * columns) * x.itemsize  # bytes per number of the inner axis
+    each = STAGES * (rows + GATES[kind] * columns) * x.itemsize  # bytes per number of the inner axis
     inner = next(size for size in (128, 64, 32, 16) if size * each <= SHARED)
-    launch(
-        kernel, strips * triton.cdiv(width, columns), x, *arguments, members, follows=follows, KIND=KIND, GATES=gates,
-        WIDTH=width, ROWS=rows, COLUMNS=columns, INNER=min(block(width), inner), STAGES=STAGES,
-        num_warps=WARPS[columns], **constants,
-    )  # fmt: skip
+    return strips * triton.cdiv(width, columns), {
+        "KIND": kind,
+        "GATES": GATES[kind],
+        "WIDTH": width,
+        "ROWS": rows,
+        "COLUMNS": columns,
+        "INNER": min(block(width), inner),
+        "STAGES": STAGES,
+        "num_warps": WARPS[columns],
+    }
 
 
 @triton.jit
@@ -263,23 +214,20 @@ def _forward(
     weight_ptr += member * (GATES * WIDTH * WIDTH)
     at, to, entry = row * x_row + column, row * (4 * WIDTH) + column, row * WIDTH + column
     a = _load(x_ptr, at, inside)
-    b = tl.zeros([ROWS, COLUMNS], tl.float32)
+    b = tl.zeros([ROWS, COLUMNS], tl.float32) + _load(x_ptr, at + WIDTH, inside)
     c = tl.zeros([ROWS, COLUMNS], tl.float32)
     d = tl.zeros([ROWS, COLUMNS], tl.float32)
     given = tl.zeros([ROWS, COLUMNS], tl.float32)  # to the new state of a GRU, besides the last one
-    if GATES > 1:
-        b += _load(x_ptr, at + WIDTH, inside)
-        given += _load(x_ptr, at + 2 * WIDTH, inside)
-    if GATES > 3:
+    given += _load(x_ptr, at + 2 * WIDTH, inside)
+    if KIND == "lstm":
         d += _load(x_ptr, at + 3 * WIDTH, inside)
     if BIAS:
         exists = column < WIDTH
         a += _load(bias_ptr, column, exists) + _load(x_bias_ptr, column, exists)
-        if GATES > 1:
-            b += _load(bias_ptr, column + WIDTH, exists) + _load(x_bias_ptr, column + WIDTH, exists)
-            c += _load(bias_ptr, column + 2 * WIDTH, exists)
-            given += _load(x_bias_ptr, column + 2 * WIDTH, exists)
-        if GATES > 3:
+        b += _load(bias_ptr, column + WIDTH, exists) + _load(x_bias_ptr, column + WIDTH, exists)
+        c += _load(bias_ptr, column + 2 * WIDTH, exists)
+        given += _load(x_bias_ptr, column + 2 * WIDTH, exists)
+        if KIND == "lstm":
             d += _load(bias_ptr, column + 3 * WIDTH, exists) + _load(x_bias_ptr, column + 3 * WIDTH, exists)
     wait_for_previous(EARLY)
     past_ptr += member * past_stride
@@ -293,10 +241,9 @@ def _forward(
         k = k[:, None]
         known = (k < WIDTH) & (column < WIDTH)
         a = _multiply(a, past, weight_ptr, k, column, 1, WIDTH, known)
-        if GATES > 1:
-            b = _multiply(b, past, weight_ptr + WIDTH * WIDTH, k, column, 1, WIDTH, known)
-            c = _multiply(c, past, weight_ptr + 2 * WIDTH * WIDTH, k, column, 1, WIDTH, known)
-        if GATES > 3:
+        b = _multiply(b, past, weight_ptr + WIDTH * WIDTH, k, column, 1, WIDTH, known)
+        c = _multiply(c, past, weight_ptr + 2 * WIDTH * WIDTH, k, column, 1, WIDTH, known)
+        if KIND == "lstm":
             d = _multiply(d, past, weight_ptr + 3 * WIDTH * WIDTH, k, column, 1, WIDTH, known)
     saved_ptr += member * saved_stride
     state_ptr += member * state_stride
@@ -309,7 +256,7 @@ def _forward(
         _store(saved_ptr, to + WIDTH, f, inside)
         _store(saved_ptr, to + 2 * WIDTH, g, inside)
         _store(saved_ptr, to + 3 * WIDTH, o, inside)
-    elif KIND == "gru":
+    else:
         r, z = sigmoid(a), sigmoid(b)
         n = tanh(given + r * c)
         _store(state_ptr, entry, n + z * (_load(past_ptr, entry, inside) - n), inside)
@@ -317,14 +264,11 @@ def _forward(
         _store(saved_ptr, to + WIDTH, z, inside)
         _store(saved_ptr, to + 2 * WIDTH, n, inside)
         _store(saved_ptr, to + 3 * WIDTH, c, inside)
-    else:
-        a = tanh(a) if KIND == "tanh" else tl.where(a < 0, 0.0, a)
-        _store(state_ptr, entry, a, inside)
 
 
 @triton.jit
 def _backward(
-    own_ptr, following_ptr, weight_ptr, carry_ptr, saved_ptr, past_ptr, state_ptr, past_memory_ptr, memory_ptr, dx_ptr,
+    own_ptr, following_ptr, weight_ptr, carry_ptr, saved_ptr, past_ptr, past_memory_ptr, memory_ptr, dx_ptr,
     dhidden_ptr, batch, own_stride, own_row, following_stride, saved_stride, state_stride, memory_stride, dx_stride,
     members,
     LAST: tl.constexpr, KIND: tl.constexpr, GATES: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
@@ -336,23 +280,19 @@ def _backward(
     past_memory_ptr += member * memory_stride
     memory_ptr += member * memory_stride
     dy = _load(own_ptr + member * own_stride, row * own_row + column, inside)
-    if GATES > 1:
-        first_gate, second = _load(saved_ptr, to, inside), _load(saved_ptr, to + WIDTH, inside)
-        third, fourth = _load(saved_ptr, to + 2 * WIDTH, inside), _load(saved_ptr, to + 3 * WIDTH, inside)
+    first_gate, second = _load(saved_ptr, to, inside), _load(saved_ptr, to + WIDTH, inside)
+    third, fourth = _load(saved_ptr, to + 2 * WIDTH, inside), _load(saved_ptr, to + 3 * WIDTH, inside)
     if KIND == "lstm":
         t, past = tanh(_load(memory_ptr, entry, inside)), _load(past_memory_ptr, entry, inside)
-    elif KIND == "gru":
-        past = _load(past_ptr + member * state_stride, entry, inside)
     else:
-        y = _load(state_ptr + member * state_stride, entry, inside)
+        past = _load(past_ptr + member * state_stride, entry, inside)
     wait_for_previous(EARLY)
     carry_ptr += member * batch * WIDTH
     dx_ptr += member * dx_stride
     dhidden_ptr += member * dx_stride
     following_ptr += member * following_stride
     weight_ptr += member * (GATES * WIDTH * WIDTH)
-    if KIND == "lstm" or KIND == "gru":
-        carry = _load(carry_ptr, entry, inside)
+    carry = _load(carry_ptr, entry, inside)
     if LAST:
         dy += _load(following_ptr, entry, inside)
     else:
@@ -370,7 +310,7 @@ def _backward(
         _store(dx_ptr, at + WIDTH, dc * past * f * (1 - f), inside)
         _store(dx_ptr, at + 2 * WIDTH, dc * i * (1 - g * g), inside)
         _store(dx_ptr, at + 3 * WIDTH, dy * t * o * (1 - o), inside)
-    elif KIND == "gru":
+    else:
         r, z, n, last = first_gate, second, third, fourth
         dy += carry
         dn = dy * (1 - z) * (1 - n * n)
@@ -383,6 +323,3 @@ def _backward(
         _store(dhidden_ptr, at, dr, inside)
         _store(dhidden_ptr, at + WIDTH, dz, inside)
         _store(dhidden_ptr, at + 2 * WIDTH, dn * r, inside)
-    else:
-        slope = 1 - y * y if KIND == "tanh" else tl.where(y > 0, 1.0, 0.0)
-        _store(dx_ptr, at, dy * slope, inside)

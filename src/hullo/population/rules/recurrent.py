@@ -16,13 +16,9 @@ from hullo.population.rules.layers import drop_entries
 from hullo.population.values import Value, values_in
 
 aten = torch.ops.aten
-OPERATORS = {
-    aten.lstm.input: "lstm",
-    aten.gru.input: "gru",
-    aten.rnn_tanh.input: "tanh",
-    aten.rnn_relu.input: "relu",
-}
-"""The kind of cell of each operator."""
+FUSED = {aten.lstm.input: "lstm", aten.gru.input: "gru"}
+"""The kinds of cells that have kernels."""
+OPERATORS = (*FUSED, aten.rnn_tanh.input, aten.rnn_relu.input)
 
 
 def _run_layers(
@@ -43,8 +39,10 @@ def _run_layers(
     y, *tensors = (item.at(0, members) for item in (x, *weights))
     given = [state.at(0, members).chunk(layers, 1) for state in values_in(states)]
     count, final = len(weights) // layers, []
-    projects = count // (1 + bidirectional) > (4 if biases else 2)
-    run_layer = _batch_layer if kernels.support(y) and is_eager() and not projects else _loop_layer
+    is_fused = operator in FUSED and count // (1 + bidirectional) <= (
+        4 if biases else 2
+    )  # more where states are projected
+    run_layer = _batch_layer if is_fused and kernels.support(y) and is_eager() else _loop_layer
     for layer in range(layers):
         own = [state[layer] for state in given]
         part = tensors[layer * count : (layer + 1) * count]
@@ -90,7 +88,7 @@ def _batch_layer(
     y = y.flatten(1, 2).view(y.shape)  # a member's time steps in one piece
     for i in range(directions):
         own = Weights(*(item.to(dtype) for item in weights[i * count : (i + 1) * count]))
-        output, *last = run_direction(OPERATORS[operator], y, [state[:, i].to(dtype) for state in states], own, i == 1)
+        output, *last = run_direction(FUSED[operator], y, [state[:, i].to(dtype) for state in states], own, i == 1)
         outputs.append(output)
         final.append(last)
     y = outputs[0] if directions == 1 else torch.cat(outputs, -1)
