@@ -122,8 +122,16 @@ def _undisturbed(population: Population) -> Iterator[None]:
     """Keep PyTorch's generators; compute with the parameters themselves, without autocast."""
     copies, population.copies = population.copies, {}
     autocast = torch.autocast(population.seeds.device.type, enabled=False)
+    device = torch.cuda.device_of(population.seeds)
     try:
-        with fork_rng(), autocast, torch.inference_mode(False), torch.enable_grad(), without_saved_tensor_hooks():
+        with (
+            fork_rng(),
+            autocast,
+            device,
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            without_saved_tensor_hooks(),
+        ):
             yield
     finally:
         population.copies = copies

@@ -196,23 +196,12 @@ def _find_pool(pool: fx.Node, sites: Sites) -> Fusion | None:
 
     def compute(get: LookUp, context: Context) -> tuple[Value, ...]:
         from hullo.population.kernels.act_pool_drop import combine_pool_drop
+        from hullo.population.kernels.dropout import Dropout
 
         x, bias, _ = _convolve(get, source, convolution, context, normed=False)
         x = as_images(split_images(x, context), context, stacked=False)
-        seeds, steps, number = context.seeds, context.steps, context.number
-        y = combine_pool_drop(
-            x,
-            context.rows_of(act),
-            act.bases,
-            seeds,
-            steps,
-            number,
-            rate,
-            bias=bias,
-            flat=flat,
-            first=context.first,
-            kinds=act.kinds,
-        )
+        drop = Dropout(context.seeds, context.steps, context.number, rate, context.first)
+        y = combine_pool_drop(x, context.rows_of(act), act.bases, drop, bias=bias, flat=flat, kinds=act.kinds)
         return (Value(y, 0) if flat else split_channels(y, context),)
 
     return Fusion(last, frozenset(inner) - {last}, compute, dropout)
@@ -373,7 +362,7 @@ def _find_sum(norm: fx.Node, sites: Sites) -> Fusion | None:
     is_random = dropout is not None and dropout.args[2]
 
     def compute(get: LookUp, context: Context) -> tuple[Value, ...]:
-        from hullo.population.kernels.layer_norm import Dropout
+        from hullo.population.kernels.dropout import Dropout
 
         product, shift = (as_rows(context, get(y)), None) if linear is None else _product(get, linear, context)
         x = as_rows(context, get(one))

@@ -256,7 +256,8 @@ class Population(nn.Module):
         if self.training and backward_pass_id() < 0:  # a backward pass computes a step again
             self.steps.add_(1)
         context = Context(len(self), self.seeds, self.steps, 0, self.first_sample)
-        return program.run(context, tensors, values, observe)
+        with torch.cuda.device_of(self.seeds):  # where kernels are launched
+            return program.run(context, tensors, values, observe)
 
     def coefficient_parameters(self) -> list[nn.Parameter]:
         """Return the parameters of coefficients and inner scales, as :func:`hullo.coefficient_parameters` does."""

@@ -25,9 +25,10 @@ from hullo.population.kernels import (  # noqa: E402
 from hullo.population.kernels.act_pool_drop import combine_pool_drop  # noqa: E402
 from hullo.population.kernels.bias_act import combine_biased  # noqa: E402
 from hullo.population.kernels.bn_act import normalize_combine  # noqa: E402
+from hullo.population.kernels.dropout import Dropout  # noqa: E402
 from hullo.population.kernels.gn_act import group_norm_combine  # noqa: E402
 from hullo.population.kernels.kinds import Kinds  # noqa: E402
-from hullo.population.kernels.layer_norm import Dropout, layer_norm  # noqa: E402
+from hullo.population.kernels.layer_norm import layer_norm  # noqa: E402
 from hullo.population.kernels.layouts import Shape  # noqa: E402
 from hullo.population.kernels.lrn import LocalResponseNorm  # noqa: E402
 
@@ -61,7 +62,9 @@ def launch_activations() -> None:
     scale, shift, bias = (learned(32, dtype=SINGLE).flatten() for _ in range(3))
     running = [given(32, dtype=SINGLE).flatten() for _ in range(2)]
     for kinds in (None, Kinds((((0, 1), True), ((2,), False)), given(dtype=torch.int32))):
-        both_passes(combine_pool_drop(side_by_side, rows, bases, *NUMBERS, 0, 0.5, bias=bias, flat=True, kinds=kinds))
+        both_passes(
+            combine_pool_drop(side_by_side, rows, bases, Dropout(*NUMBERS, 0, 0.5), bias=bias, flat=True, kinds=kinds)
+        )
         settings = {"momentum": 0.1, "eps": 1e-5, "residual": images, "kinds": kinds}
         both_passes(*normalize_combine(images, *running, scale, shift, rows, bases, True, **settings))
         for more in ({"bias": bias}, {"dtype": SINGLE}):
@@ -79,11 +82,11 @@ def launch_activations() -> None:
 
 def launch_features() -> None:
     q, rates = learned(2, 3, 64, 64), given(dtype=torch.float64)
-    both_passes(attention.attend(q, q, q, None, *NUMBERS, 0, 0.1, is_causal=True))
-    both_passes(attention.attend(q, q, q, given(2, 1, 1, 64, dtype=SINGLE), *NUMBERS, 0, rates))
-    both_passes(dropout.drop(q, *NUMBERS, 0, 0.1), dropout.drop(q, *NUMBERS, 0, rates))
+    both_passes(attention.attend(q, q, q, None, Dropout(*NUMBERS, 0, 0.1), is_causal=True))
+    both_passes(attention.attend(q, q, q, given(2, 1, 1, 64, dtype=SINGLE), Dropout(*NUMBERS, 0, rates)))
+    both_passes(*(dropout.drop(q, Dropout(*NUMBERS, 0, rate)) for rate in (0.1, rates)))
     x, bias = learned(64, 32), learned(32)
-    drop = Dropout(*NUMBERS, 0, 0.1, 0)
+    drop = Dropout(*NUMBERS, 0, 0.1)
     both_passes(*layer_norm(x, x, bias, bias, bias, eps=1e-5, dtype=SINGLE, dropout=drop, copy=HALF))
     wide = learned(512, 64, dtype=SINGLE)
     both_passes(linear.linear(wide, learned(64, 64, dtype=SINGLE), learned(64, dtype=SINGLE)))
@@ -144,7 +147,7 @@ def launch_large() -> None:
     both_passes(
         linear.linear(x, learned(32, 256), learned(32)), linear.linear(learned(2**22, 32), learned(256, 32), bias)
     )
-    both_passes(*layer_norm(x, x, bias, bias, bias, eps=1e-5, dtype=HALF), dropout.drop(x, *NUMBERS, 0, 0.1))
+    both_passes(*layer_norm(x, x, bias, bias, bias, eps=1e-5, dtype=HALF), dropout.drop(x, Dropout(*NUMBERS, 0, 0.1)))
     images, scale = stacked(2**10, 2**9, 2**9, 32), learned(32, dtype=SINGLE).flatten()
     statistics = [given(32, dtype=SINGLE).flatten() for _ in range(2)]
     both_passes(

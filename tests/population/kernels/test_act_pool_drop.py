@@ -21,6 +21,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 from hullo.population.kernels import act_pool_drop  # noqa: E402
 from hullo.population.kernels.act_pool_drop import combine_pool_drop  # noqa: E402
+from hullo.population.kernels.dropout import Dropout  # noqa: E402
 
 TRIO = tuple(hullo.get_base(name) for name in ("identity", "relu", "tanh"))
 
@@ -70,8 +71,8 @@ class Case:
 
     def fused(self, x: Tensor, rows: Tensor, bias: Tensor | None = None) -> Tensor:
         seeds, steps = (tensor.to(DEVICE) for tensor in self.streams())
-        drops = seeds, steps, 1, self.rate
-        return combine_pool_drop(x, rows, TRIO, *drops, bias=bias, flat=self.flat, first=self.first)
+        dropout = Dropout(seeds, steps, 1, self.rate, self.first)
+        return combine_pool_drop(x, rows, TRIO, dropout, bias=bias, flat=self.flat)
 
 
 CASES = {
@@ -142,7 +143,7 @@ def test_the_maximum_is_where_pytorch_finds_it(window: list[float]) -> None:
     x = torch.tensor(window).view(1, 1, 2, 2)
     one, none = torch.ones(1, device=DEVICE), torch.zeros(1, dtype=torch.int64, device=DEVICE)
     expected = passes(lambda x: F.max_pool2d(x, 2), [x.clone()])
-    found = passes(lambda x: combine_pool_drop(x, one, identity, none, none, 0, 0.0), [x.to(DEVICE)])
+    found = passes(lambda x: combine_pool_drop(x, one, identity, Dropout(none, none, 0, 0.0)), [x.to(DEVICE)])
     torch.testing.assert_close([t.cpu() for t in found], list(expected), rtol=0, atol=0, equal_nan=True)
 
 
@@ -185,7 +186,7 @@ def test_a_cuda_graph_draws_the_masks_of_its_steps() -> None:
     x, rows = (tensor.cuda() for tensor in case.draw())
 
     def call() -> Tensor:
-        return combine_pool_drop(x, rows, TRIO, seeds, steps, 1, 0.25)
+        return combine_pool_drop(x, rows, TRIO, Dropout(seeds, steps, 1, 0.25))
 
     call()  # compiles
     graph = torch.cuda.CUDAGraph()

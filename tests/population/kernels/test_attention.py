@@ -20,9 +20,11 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # the interpreter multiplies no bfloat16
 
 from hullo.population.kernels.attention import attend  # noqa: E402
+from hullo.population.kernels.dropout import Dropout  # noqa: E402
 
 MEMBERS, BATCH, HEADS, NUMBER, FIRST = 2, 2, 2, 3, 1
 SEEDS, STEPS = torch.tensor([5, 2**62]), torch.tensor([7, -1])
+DROPOUT = Dropout(SEEDS.to(DEVICE), STEPS.to(DEVICE), NUMBER, 0.3)
 
 
 def oracle(
@@ -62,9 +64,9 @@ def compare(drawn: list[Tensor], mask: Tensor | None, rate: Any, tolerance: floa
         *inputs, gradient = (item.to(DEVICE) if fused else item.double() for item in drawn)
         leaves = [item.detach().requires_grad_() for item in inputs]
         if fused:
-            given = [item.to(DEVICE) if isinstance(item, Tensor) else item for item in (mask, SEEDS, STEPS)]
             own = rate.to(DEVICE) if isinstance(rate, Tensor) else rate
-            y = attend(*leaves, *given, NUMBER, own, FIRST, **options)
+            dropout = DROPOUT._replace(rate=own, first=FIRST)
+            y = attend(*leaves, mask if mask is None else mask.to(DEVICE), dropout, **options)
         else:
             y = oracle(*leaves, mask if mask is None or mask.dtype == torch.bool else mask.double(), rate, **options)
         found.append([y, *torch.autograd.grad(y, leaves, gradient)])
@@ -115,7 +117,7 @@ def test_a_query_that_sees_no_key_is_zero_and_the_least_number_hides_nothing_of_
     mask[..., 2, :] = -torch.inf
     mask[..., 3, :] = torch.finfo(torch.float32).min
     compare(drawn, mask, 0.3, 5e-6)
-    hidden = attend(*(item.to(DEVICE) for item in (*drawn[:3], mask, SEEDS, STEPS)), NUMBER, 0.3)[..., 2, :]
+    hidden = attend(*(item.to(DEVICE) for item in (*drawn[:3], mask)), DROPOUT)[..., 2, :]
     assert hidden.eq(0).all()
 
 
@@ -126,7 +128,7 @@ def test_a_member_that_is_not_finite_leaves_the_other_as_it_is() -> None:
         leaves = [item.clone().requires_grad_() for item in drawn[:3]]
         if sick:
             leaves[2].data[1, 0, 0, 0] = torch.nan
-        y = attend(*leaves, None, SEEDS.to(DEVICE), STEPS.to(DEVICE), NUMBER, 0.3)
+        y = attend(*leaves, None, DROPOUT)
         passes.append((y, *torch.autograd.grad(y, leaves, drawn[3])))
     for sound, beside in zip(*passes, strict=True):
         assert sound[0].equal(beside[0])
@@ -136,15 +138,15 @@ def test_a_member_that_is_not_finite_leaves_the_other_as_it_is() -> None:
 def test_parts_of_one_tensor_have_gradients_in_one_tensor_and_outputs_are_rows_of_features() -> None:
     whole = torch.randn(MEMBERS, BATCH, 6, 3, HEADS, 16, device=DEVICE)
     parts = [item.detach().requires_grad_() for item in whole.permute(3, 0, 1, 4, 2, 5)]
-    y = attend(*parts, None, SEEDS.to(DEVICE), STEPS.to(DEVICE), NUMBER, 0.3)
+    y = attend(*parts, None, DROPOUT)
     assert y.transpose(2, 3).is_contiguous()
     gradients = torch.autograd.grad(y.square().sum(), parts)
     assert len({item.untyped_storage().data_ptr() for item in gradients}) == 1
     alone = [item.detach().clone().requires_grad_() for item in parts]
-    again = attend(*alone, None, SEEDS.to(DEVICE), STEPS.to(DEVICE), NUMBER, 0.3)
+    again = attend(*alone, None, DROPOUT)
     expected = torch.autograd.grad(again.square().sum(), alone)
     assert all(one.equal(other) for one, other in zip(gradients, expected, strict=True))
-    numbers = None, SEEDS.to(DEVICE), STEPS.to(DEVICE), NUMBER, 0.3
+    numbers = None, DROPOUT
     tied = attend(parts[0], parts[0], parts[2], *numbers)  # which are not all parts of the whole
     apart = attend(alone[0], alone[0].clone(), alone[2], *numbers)
     found, expected = (torch.autograd.grad(y.sum(), own[::2]) for y, own in ((tied, parts), (apart, alone)))
@@ -153,7 +155,7 @@ def test_parts_of_one_tensor_have_gradients_in_one_tensor_and_outputs_are_rows_o
 
 def test_second_derivatives_are_refused() -> None:
     q, k, v, _ = (item.to(DEVICE).requires_grad_() for item in draw(3, 4, 16, 16))
-    y = attend(q, k, v, None, SEEDS.to(DEVICE), STEPS.to(DEVICE), NUMBER, 0.3)
+    y = attend(q, k, v, None, DROPOUT)
     with pytest.raises(RuntimeError, match="no second derivatives"):
         torch.autograd.grad(y.square().sum(), q, create_graph=True)
 

@@ -14,13 +14,13 @@ from hullo.population.values import Value
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
-from hullo.population.kernels.dropout import _settings, draws, drop  # noqa: E402
+from hullo.population.kernels.dropout import Dropout, drop  # noqa: E402
 
 NCHW, NHWC = (0, 1, 2, 3, 4), (0, 1, 3, 4, 2)
 
 
-def check(x: torch.Tensor, dim: int, monkeypatch: pytest.MonkeyPatch, rate: Any = 0.4, rule: Any = layers.drop) -> None:
-    """Compare values and gradients of a rule with and without kernels, at a tensor with the members in `dim`."""
+def check(x: torch.Tensor, dim: int, monkeypatch: pytest.MonkeyPatch, rate: Any = 0.4) -> None:
+    """Compare values and gradients of a dropout with and without kernels, at a tensor with the members in `dim`."""
     members = x.shape[dim]
     seeds, steps = torch.arange(members), torch.tensor([7, -1, 2**40])[:members]
     gradient = torch.randn_like(x)
@@ -30,7 +30,7 @@ def check(x: torch.Tensor, dim: int, monkeypatch: pytest.MonkeyPatch, rate: Any 
         at = torch.empty_like(x, device=device).copy_(x).requires_grad_()
         context = Context(members, seeds.to(device), steps.to(device), number=2, first=3)
         own = rate.to(device) if isinstance(rate, torch.Tensor) else rate
-        y = rule(context, Value(at, dim), own, True)
+        y = layers.drop(context, Value(at, dim), own, True)
         assert y.dim == dim
         (slope,) = torch.autograd.grad(y.tensor, at, gradient.to(device))
         return [y.tensor.detach().cpu(), slope.cpu()]
@@ -53,16 +53,15 @@ def test_any_tensor_and_its_gradient_equal_those_of_the_plain_form(
     check(x, 0, monkeypatch)
 
 
-@pytest.mark.parametrize("rule", [layers.drop, layers.drop_channels])
 @pytest.mark.parametrize("channels", [8, 3])
 @pytest.mark.parametrize(("dim", "memory"), [(0, NHWC), (0, NCHW), (1, (0, 3, 4, 1, 2)), (1, NCHW), (4, NCHW)])
 def test_images_of_any_order_have_the_same_mask(
-    rule: Any, channels: int, dim: int, memory: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    channels: int, dim: int, memory: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shape = [2, channels, 3, 5]
     shape.insert(dim, 3)
     ordered = torch.randn([shape[d] for d in memory])
-    check(ordered.permute(sorted(range(5), key=memory.__getitem__)), dim, monkeypatch, rule=rule)
+    check(ordered.permute(sorted(range(5), key=memory.__getitem__)), dim, monkeypatch)
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2, 3])
@@ -91,18 +90,19 @@ def test_a_rate_that_all_members_have_is_that_rate(dtype: torch.dtype, monkeypat
 
 def test_rates_of_members_have_the_constants_of_the_kernel_for_one_rate() -> None:
     rates = torch.linspace(0, 0.999, 1000, dtype=torch.float64)
-    _, least, scale = _settings(0, rates)
-    expected = [draws(0, rate) for rate in rates.tolist()]
+    numbers = torch.zeros(1000, dtype=torch.int64)
+    least, scale = Dropout(numbers, numbers, 0, rates).numbers()
+    expected = [Dropout(numbers, numbers, 0, rate).constants() for rate in rates.tolist()]
     assert least.tolist() == [constants["LEAST"] for constants in expected]
     assert torch.equal(scale, torch.tensor([constants["SCALE"] for constants in expected]))
 
 
 def test_second_derivatives_are_those_of_a_linear_function() -> None:
-    numbers = torch.arange(2, device=DEVICE)
+    dropout = Dropout(torch.arange(2, device=DEVICE), torch.arange(2, device=DEVICE), 0, 0.5)
     x = torch.randn(2, 3, 4, device=DEVICE, requires_grad=True)
-    (slope,) = torch.autograd.grad(drop(x.square(), numbers, numbers, 0, 0.5).sum(), x, create_graph=True)
+    (slope,) = torch.autograd.grad(drop(x.square(), dropout).sum(), x, create_graph=True)
     (second,) = torch.autograd.grad(slope.sum(), x)
-    assert torch.equal(second, 2 * drop(torch.ones_like(x), numbers, numbers, 0, 0.5))
+    assert torch.equal(second, 2 * drop(torch.ones_like(x), dropout))
 
 
 @pytest.mark.parametrize("features", [8, 7])
@@ -113,5 +113,6 @@ def test_a_part_of_a_batch_and_of_a_mask_is_dropped_as_in_the_whole(features: in
     kept = rng.dropout_mask(seeds, steps, 1, (6, chunks * features), rate=0.5)[:, first : first + 2]
     part = torch.ones(3, 2, features, device=DEVICE)
     for chunk, own in enumerate(kept.chunk(chunks, -1)):
-        dropped = drop(part, seeds.to(DEVICE), steps.to(DEVICE), 1, 0.5, first=first, chunk=(chunk, chunks))
+        dropout = Dropout(seeds.to(DEVICE), steps.to(DEVICE), 1, 0.5, first)
+        dropped = drop(part, dropout, chunk=(chunk, chunks))
         assert torch.equal(dropped.cpu(), 2.0 * own)

@@ -16,6 +16,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 from hullo.population.kernels.act_pool_drop import combine_pool_drop  # noqa: E402
 from hullo.population.kernels.bias_act import combine_biased  # noqa: E402
 from hullo.population.kernels.bn_act import normalize_combine  # noqa: E402
+from hullo.population.kernels.dropout import Dropout  # noqa: E402
 from hullo.population.kernels.gn_act import group_norm_combine  # noqa: E402
 from hullo.population.kernels.kinds import Kinds  # noqa: E402
 
@@ -47,7 +48,7 @@ def group_normed(x: Tensor, rows: Tensor, given: Kinds | None) -> Tensor:
 
 def pooled(x: Tensor, rows: Tensor, given: Kinds | None) -> Tensor:
     none = torch.zeros(4, dtype=torch.int64).to(DEVICE)
-    return combine_pool_drop(x, rows, BASES, none, none, 0, 0.0, kinds=given)
+    return combine_pool_drop(x, rows, BASES, Dropout(none, none, 0, 0.0), kinds=given)
 
 
 CASES: dict[str, tuple[Callable[[Tensor, Tensor, Kinds | None], Tensor], tuple[int, ...]]] = {

@@ -15,7 +15,8 @@ pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 from hullo.population import rng  # noqa: E402
-from hullo.population.kernels.layer_norm import Dropout, layer_norm  # noqa: E402
+from hullo.population.kernels.dropout import Dropout  # noqa: E402
+from hullo.population.kernels.layer_norm import layer_norm  # noqa: E402
 
 
 def oracle(
@@ -156,6 +157,17 @@ def test_a_copy_is_the_norm_in_its_dtype_and_adds_its_gradient(given: str, users
     expected = torch.autograd.grad(exact, wanted_wide)
     for one, other in zip(torch.autograd.grad(total, wanted), expected, strict=True):
         torch.testing.assert_close(one.double().cpu(), other, rtol=1e-4, atol=1e-4)
+
+
+def test_a_backward_pass_after_the_next_step_is_refused() -> None:
+    """It would draw another mask."""
+    x, y = (torch.randn(2, 3, 8, device=DEVICE, requires_grad=True) for _ in range(2))
+    seeds, steps = torch.arange(2, device=DEVICE), torch.arange(2, device=DEVICE)
+    dropout = Dropout(seeds, steps, 0, 0.5)
+    s, _, _ = layer_norm(x, y, None, None, None, eps=1e-3, dtype=torch.float32, dropout=dropout)
+    steps.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(s.sum(), y)
 
 
 def test_second_derivatives_are_refused() -> None:

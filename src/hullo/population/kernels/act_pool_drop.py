@@ -23,8 +23,9 @@ from torch import Tensor
 
 from hullo.bases import Base
 from hullo.kernels.codegen import fill
-from hullo.population.kernels import dropout, processors
+from hullo.population.kernels import processors
 from hullo.population.kernels.channel_stats import PartialSums, fold, shared_columns, spread
+from hullo.population.kernels.dropout import NO_DROPOUT, Dropout, keep_columns, open_columns
 from hullo.population.kernels.kinds import Kind, Kinds, all_alike, build_branches, hull_parts
 from hullo.population.kernels.launch import launch, once_differentiable, wait_for_previous
 
@@ -48,14 +49,10 @@ def combine_pool_drop(
     x: Tensor,
     rows: Tensor,
     bases: Iterable[Base],
-    seeds: Tensor,
-    steps: Tensor,
-    number: int,
-    rate: float,
+    dropout: Dropout,
     *,
     bias: Tensor | None = None,
     flat: bool = False,
-    first: int = 0,
     kinds: Kinds | None = None,
 ) -> Tensor:
     """Return images (B, channels, H, W) after activation, 2 x 2 max pooling and dropout.
@@ -64,29 +61,25 @@ def combine_pool_drop(
         x: the output of a convolution, channels last (otherwise it is copied first).
         rows: coefficients, N for all channels or one row for each of equally many of them.
         bases: the N base functions; each has a formula.
-        seeds, steps: of each member, (members,); its channels are one of as many equal parts.
-        number: the index of this dropout in the network.
-        rate: the probability of dropping an entry; 0 drops nothing.
+        dropout: which entries are kept, at one rate for all members, which may be zero.
         bias: of each channel, added to x; None adds nothing.
         flat: whether the result is (members, B, height * width * channels), with channels last.
-        first: the index of the first image, where the batch is part of a larger one.
         kinds: which bases each member uses; None is all. Programs compute all bases for each member if no width of
             theirs divides its channels; coefficients that a member does not use are zero.
     """
-    if kinds is not None and not _widths(x.shape[1] // len(seeds)):
+    if kinds is not None and not _widths(x.shape[1] // len(dropout.seeds)):
         kinds = None
-    call = _Call(tuple(bases), flat, first, dropout.draws(number, rate) if rate else None, kinds)
-    pooled: Tensor = _CombinePoolDrop.apply(x, rows, bias, seeds, steps, call)
+    call = _Call(tuple(bases), flat, dropout, kinds)
+    pooled: Tensor = _CombinePoolDrop.apply(x, rows, bias, call)
     return pooled
 
 
 class _Call(NamedTuple):
-    """Hold the arguments of a call that are not tensors."""
+    """Hold the arguments of a call that need no gradient."""
 
     bases: tuple[Base, ...]
     flat: bool
-    first: int
-    drops: dict[str, Any] | None
+    dropout: Dropout
     kinds: Kinds | None
 
     def kernel(self, name: str, dtype: torch.dtype) -> tuple[Any, list[Tensor]]:
@@ -104,14 +97,14 @@ class _Call(NamedTuple):
         own = channels // members
         widths = COLUMNS if self.kinds is None else _widths(own)  # then each program has channels of one member
         columns = min(widths, key=lambda columns: triton.cdiv(channels, columns) * columns)
-        return (self.drops or {"PURPOSE": 0, "LEAST": 0, "SCALE": 1.0}) | {
+        return (self.dropout.constants() if self.dropout.rate else NO_DROPOUT) | {
             "HEIGHT": height,
             "WIDTH": width,
             "CHANNELS": channels,
             "OWN": own,
             **shared_columns(x, rows),
             "BIAS": bias is not None,
-            "DROP": self.drops is not None,
+            "DROP": bool(self.dropout.rate),
             "PER_WORD": 1 if own % 4 or self.start(x, members) % 4 else 4,
             "FLAT": self.flat,
             "LANES": triton.cdiv(channels, columns),
@@ -123,15 +116,14 @@ class _Call(NamedTuple):
 
     def start(self, x: Tensor, members: int) -> int:
         """Return how many entries of a member come before these images."""
-        return self.first * (x.shape[1] // members) * (x.shape[2] // 2) * (x.shape[3] // 2)
+        return self.dropout.first * (x.shape[1] // members) * (x.shape[2] // 2) * (x.shape[3] // 2)
 
 
 class _CombinePoolDrop(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, rows: Tensor, bias: Tensor | None, seeds: Tensor, steps: Tensor, call: _Call
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, rows: Tensor, bias: Tensor | None, call: _Call) -> Tensor:
         x, rows = x.contiguous(memory_format=torch.channels_last), rows.contiguous()
+        seeds, steps, *_ = call.dropout
         ctx.save_for_backward(x, rows, bias, seeds, steps)
         ctx.call = call
         batch, channels, height, width = x.shape
@@ -140,11 +132,10 @@ class _CombinePoolDrop(torch.autograd.Function):
         constants = call.constants(x, rows, bias, len(seeds), TILES[x.element_size()])
         tiles, splits = _share(windows, constants, x)
         kernel, kinds = call.kernel("forward", x.dtype)
-        with torch.cuda.device_of(x):
-            kernel[(splits * constants["LANES"],)](
-                *kinds, x, x if bias is None else bias, rows, seeds, steps, y, windows, call.start(x, len(seeds)),
-                tiles, splits, **constants,
-            )  # fmt: skip
+        kernel[(splits * constants["LANES"],)](
+            *kinds, x, x if bias is None else bias, rows, seeds, steps, y, windows, call.start(x, len(seeds)),
+            tiles, splits, **constants,
+        )  # fmt: skip
         return y.view(len(seeds), batch, -1) if call.flat else y.permute(0, 3, 1, 2)
 
     @staticmethod
@@ -168,7 +159,7 @@ class _CombinePoolDrop(torch.autograd.Function):
             tiles, splits, follows=False, LEARNED=learned, **constants,
         )  # fmt: skip
         sums = partial.add_up(drows, dtype=torch.float32 if bias is None else bias.dtype)
-        return dx, drows, None if bias is None else sums[0], None, None, None
+        return dx, drows, None if bias is None else sums[0], None
 
 
 def _share(windows: int, constants: dict[str, Any], x: Tensor) -> tuple[int, int]:
@@ -183,7 +174,7 @@ def _kernels(bases: tuple[Base, ...], dtype: torch.dtype, kinds: tuple[Kind, ...
     texts = [fill(_TEMPLATE, _parts(bases, kind)) for kind in kinds or all_alike(bases)]
     label = f"pooled({','.join(base.name for base in bases)}) {kinds} on {dtype}"
     member = "tl.program_id(0) % LANES * COLUMNS // OWN"
-    helpers = (dropout.open_columns, dropout.keep_columns, fold, spread, wait_for_previous)
+    helpers = (open_columns, keep_columns, fold, spread, wait_for_previous)
     return build_branches(texts, label, dtype, member, *helpers)
 
 

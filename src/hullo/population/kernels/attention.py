@@ -23,7 +23,7 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-from hullo.population.kernels.dropout import STEP, _settings, draw, is_kept, mix, open_keys
+from hullo.population.kernels.dropout import STEP, Dropout, draw, is_kept, mix, open_keys
 from hullo.population.kernels.launch import once_differentiable
 from hullo.population.kernels.layouts import block
 
@@ -53,11 +53,7 @@ def attend(
     k: Tensor,
     v: Tensor,
     mask: Tensor | None,
-    seeds: Tensor,
-    steps: Tensor,
-    number: int,
-    rate: float | Tensor,
-    first: int = 0,
+    dropout: Dropout,
     *,
     is_causal: bool = False,
     scale: float | None = None,
@@ -69,16 +65,15 @@ def attend(
         k, v: keys and values, (members, batch, heads, keys, features), of the dtype of q.
         mask: which keys a query sees, or what is added to their scores; expands to
             (members, batch, heads, queries, keys).
-        seeds, steps, number, rate, first: those of the dropout, as in `dropout.drop`.
+        dropout: which weights are kept.
         is_causal: whether a query sees only the keys up to its own position.
         scale: of the scores, 1 / sqrt(features) by default.
     """
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    constants, least, kept_scale = _settings(number, rate)
     if mask is not None:
         mask = mask.expand(*q.shape[:-1], k.shape[-2])
-    call = _Call(constants, is_causal, scale, first)
-    y: Tensor = _Attend.apply(q, k, v, mask, seeds, steps, least, kept_scale, call)
+    call = _Call(dropout.constants(), is_causal, scale, dropout.first)
+    y: Tensor = _Attend.apply(q, k, v, mask, dropout.seeds, dropout.steps, *dropout.numbers(), call)
     return y
 
 
@@ -156,17 +151,16 @@ def _launch(
     columns = k.shape[-2]
     tile = tile or _choose(kind, q, rows, columns, max(features, v.shape[-1]))
     tiles = triton.cdiv(columns, tile.columns) if kind == "keys" else triton.cdiv(rows, tile.rows)
-    with torch.cuda.device_of(q):
-        _KERNELS[kind][(tiles * members * batch * heads,)](
-            *tensors, *statistics, *(q if item is None else item for item in draws),
-            *(item.stride() for item in tensors), (0,) * 5 if mask is None else mask.stride(),
-            tiles, batch, heads, rows, columns, call.first * heads * rows, call.scale, **call.constants,
-            EACH=kept_scale is not None, TOGETHER=columns % 4 == 0, CAUSAL=call.is_causal,
-            MASK="none" if mask is None else "hide" if mask.dtype == torch.bool else "add",
-            EVEN=columns % tile.columns == 0, FEATURES=features, VALUES=v.shape[-1],
-            WIDTH=block(features), WIDE=block(v.shape[-1]),
-            ROWS=tile.rows, COLUMNS=tile.columns, STAGES=tile.stages, num_warps=tile.warps,
-        )  # fmt: skip
+    _KERNELS[kind][(tiles * members * batch * heads,)](
+        *tensors, *statistics, *(q if item is None else item for item in draws),
+        *(item.stride() for item in tensors), (0,) * 5 if mask is None else mask.stride(),
+        tiles, batch, heads, rows, columns, call.first * heads * rows, call.scale, **call.constants,
+        EACH=kept_scale is not None, TOGETHER=columns % 4 == 0, CAUSAL=call.is_causal,
+        MASK="none" if mask is None else "hide" if mask.dtype == torch.bool else "add",
+        EVEN=columns % tile.columns == 0, FEATURES=features, VALUES=v.shape[-1],
+        WIDTH=block(features), WIDE=block(v.shape[-1]),
+        ROWS=tile.rows, COLUMNS=tile.columns, STAGES=tile.stages, num_warps=tile.warps,
+    )  # fmt: skip
 
 
 def _choose(kind: str, q: Tensor, rows: int, columns: int, features: int) -> Tile:

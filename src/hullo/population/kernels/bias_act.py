@@ -205,12 +205,11 @@ def _compute(
         partial = [torch.empty(members, splits, work.parts, columns, dtype=dtype, device=x.device)]
         sizes.append(tiles)
         grid = (lanes, splits, members)
-    with torch.cuda.device_of(x):
-        _kernel(work, x.dtype)[grid](
-            *([] if call.kinds is None else [call.kinds.numbers]), x, x if bias is None else bias, rows, *factors,
-            *outputs, *partial, *sizes, EACH=rows.dim() == 2, BIAS=bias is not None, ROWS=down, COLUMNS=across,
-            num_warps=4,
-        )  # fmt: skip
+    _kernel(work, x.dtype)[grid](
+        *([] if call.kinds is None else [call.kinds.numbers]), x, x if bias is None else bias, rows, *factors,
+        *outputs, *partial, *sizes, EACH=rows.dim() == 2, BIAS=bias is not None, ROWS=down, COLUMNS=across,
+        num_warps=4,
+    )  # fmt: skip
     if not work.parts:
         return outputs, None, None
     added = partial[0].view(-1, members, columns) if last else column_sums(partial[0], torch.float32)

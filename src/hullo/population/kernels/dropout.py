@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton  # type: ignore[import-untyped]
@@ -23,132 +22,122 @@ from hullo.population.rng import _FIRST, _SECOND, _STEP, Purpose
 
 STEP, FIRST, SECOND = (tl.constexpr(word % 2**64) for word in (_STEP, _FIRST, _SECOND))
 BLOCK = 1024
+NO_DROPOUT: dict[str, Any] = {"PURPOSE": 0, "LEAST": 0, "SCALE": 1.0}
+"""The constants of kernels where nothing is dropped."""
+
+
+class Dropout(NamedTuple):
+    """Say which entries a dropout keeps: those of :func:`hullo.population.rng.dropout_mask`.
+
+    Args:
+        seeds, steps: of each member, (members,).
+        number: which of the network's random operations this is, counted from 0.
+        rate: the share that is dropped, or one per member, (members,); then 1 drops everything.
+        first: the number of the first sample, where the batch is a part of a larger one.
+    """
+
+    seeds: Tensor
+    steps: Tensor
+    number: int
+    rate: float | Tensor
+    first: int = 0
+
+    def constants(self) -> dict[str, Any]:
+        """Return the constants of kernels; a rate per member takes the place of two of them."""
+        rate = 0.0 if isinstance(self.rate, Tensor) else self.rate
+        return {
+            "PURPOSE": int(Purpose.DROPOUT) + self.number,
+            "LEAST": round(rate * 2**16) - 2**15,
+            "SCALE": 1 / (1 - rate),
+        }
+
+    def numbers(self) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        """Return what takes their place, (members,), if each member has a rate."""
+        if not isinstance(self.rate, Tensor):
+            return None, None
+        least = (self.rate.double() * 2**16).round().int() - 2**15
+        return least, torch.where(self.rate < 1, 1 / (1 - self.rate), 0.0).float()
 
 
 def drop(
-    x: Tensor,
-    seeds: Tensor,
-    steps: Tensor,
-    number: int,
-    rate: float | Tensor,
-    first: int = 0,
-    *,
-    dim: int = 0,
-    order: Sequence[int] | None = None,
-    whole: int = 0,
-    chunk: tuple[int, int] = (0, 1),
+    x: Tensor, dropout: Dropout, *, dim: int = 0, order: Sequence[int] | None = None, chunk: tuple[int, int] = (0, 1)
 ) -> Tensor:
     """Return x, a part of its entries zero and the others scaled by 1 / (1 - rate).
 
     Args:
         x: a tensor of all members, which is not empty.
-        seeds, steps: of each member, (members,).
-        number: which of the network's dropouts this is, counted from 0.
-        rate: the share that is dropped, or one per member, (members,); then 1 drops everything.
-        first: the number of the first sample, where the batch is a part of a larger one.
+        dropout: which entries are kept.
         dim: which dimension of x holds the members.
         order: the other dimensions of one member's tensor in the order in which its mask is drawn, the batch first.
-        whole: how many of these, after the batch, share an entry of the mask: those of an image, if channels are
-            dropped.
         chunk: which of how many chunks of a mask this is, which are beside each other in its last dimension.
     """
     others = [d for d in range(x.dim()) if d != dim]
-    layout = _lay_out(x, dim, others if order is None else [others[d] for d in order], whole, chunk)
-    dropped: Tensor = _Drop.apply(x, seeds, steps, _settings(number, rate), first, layout)
+    layout = _lay_out(x, dim, others if order is None else [others[d] for d in order], chunk)
+    call = _Call(dropout.constants(), dropout.first, layout)
+    dropped: Tensor = _Drop.apply(x, dropout.seeds, dropout.steps, *dropout.numbers(), call)
     return dropped
 
 
-def draws(number: int, rate: float) -> dict[str, Any]:
-    """Return the constants of a dropout for kernels."""
-    return {
-        "PURPOSE": int(Purpose.DROPOUT) + number,
-        "LEAST": round(rate * 2**16) - 2**15,
-        "SCALE": 1 / (1 - rate),
-    }
-
-
-def _settings(number: int, rate: float | Tensor) -> tuple[dict[str, Any], Tensor | None, Tensor | None]:
-    """Return the constants, and for a rate per member the numbers that replace them, (members,)."""
-    if not isinstance(rate, Tensor):
-        return draws(number, rate), None, None
-    least = (rate.double() * 2**16).round().int() - 2**15
-    scale = torch.where(rate < 1, 1 / (1 - rate), 0.0).float()
-    return draws(number, 0.0), least, scale
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """Describe how a tensor lies in memory after `permuted`: the members at `place`, in rows of so many columns, and
-    `repeats` rows for each row of the mask, or of a chunk of the mask."""
+class _Layout(NamedTuple):
+    """Describe how a tensor lies in memory after `permuted`: the members at `place`, in rows of so many columns, each a
+    row of the mask, or of a chunk of the mask."""
 
     permuted: tuple[int, ...]
     place: int
     columns: int
-    repeats: int
     chunk: tuple[int, int]
 
 
-def _lay_out(x: Tensor, dim: int, order: Sequence[int], whole: int, chunk: tuple[int, int]) -> _Layout:
+def _lay_out(x: Tensor, dim: int, order: Sequence[int], chunk: tuple[int, int]) -> _Layout:
     """Return the layout of x as it is, if its dimensions lie in the order of the mask, else one to copy it to."""
-    repeats = math.prod(x.shape[d] for d in order[1 : 1 + whole])
-    places = (0, 1 + whole) if whole else range(len(order) if chunk[1] > 1 else len(order) + 1)
-    fits = (p for p in places if x.permute(*order[:p], dim, *order[p:]).is_contiguous())
+    last = len(order) - 1 if chunk[1] > 1 else len(order)  # rows end where other chunks come between
+    fits = (p for p in range(last + 1) if x.permute(*order[:p], dim, *order[p:]).is_contiguous())
     place = next(fits, 0)
-    # rows end where the members lie, where the mask repeats, or where other chunks come between
-    least = len(order) - 1 if chunk[1] > 1 else 1 + whole if whole else 0
-    columns = math.prod(x.shape[d] for d in order[max(place, least) :])
-    return _Layout((*order[:place], dim, *order[place:]), place, columns, repeats, chunk)
+    columns = math.prod(x.shape[d] for d in order[max(place, last if chunk[1] > 1 else 0) :])
+    return _Layout((*order[:place], dim, *order[place:]), place, columns, chunk)
+
+
+class _Call(NamedTuple):
+    """Hold the arguments of a call that are not tensors."""
+
+    constants: dict[str, Any]
+    first: int
+    layout: _Layout
 
 
 class _Drop(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, seeds: Tensor, steps: Tensor, settings: tuple[Any, ...], first: int, layout: _Layout
-    ) -> Tensor:
-        constants, least, scale = settings
-        ctx.constants, ctx.first, ctx.layout = constants, first, layout
+    def forward(ctx: Any, x: Tensor, *given: Any) -> Tensor:
+        *numbers, ctx.call = given
         # Steps go on before the next batch: the backward pass of this one is over by then.
-        ctx.save_for_backward(seeds, steps, least, scale)
-        return _launch(x, seeds, steps, least, scale, constants, first, layout)
+        ctx.save_for_backward(*numbers)
+        return _launch(x, *numbers, ctx.call)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         # dropout is linear: its derivative is the same dropout
-        seeds, steps, least, scale = ctx.saved_tensors
-        dx: Tensor = _Drop.apply(gradient, seeds, steps, (ctx.constants, least, scale), ctx.first, ctx.layout)
-        return dx, None, None, None, None, None
+        return _Drop.apply(gradient, *ctx.saved_tensors, ctx.call), None, None, None, None, None
 
 
-def _launch(
-    x: Tensor,
-    seeds: Tensor,
-    steps: Tensor,
-    least: Tensor | None,
-    scale: Tensor | None,
-    constants: dict[str, Any],
-    first: int,
-    layout: _Layout,
-) -> Tensor:
-    members, columns, repeats = len(seeds), layout.columns, layout.repeats
-    x = x.permute(layout.permuted).contiguous()
+def _launch(x: Tensor, seeds: Tensor, steps: Tensor, least: Tensor | None, scale: Tensor | None, call: _Call) -> Tensor:
+    permuted, place, columns, (index, chunks) = call.layout
+    members = len(seeds)
+    x = x.permute(permuted).contiguous()
     y = torch.empty_like(x)
     rows = x.numel() // (members * columns)
-    inside = math.prod(x.shape[layout.place + 1 :])  # entries of a member that lie together
-    per_sample = x.numel() // (members * repeats * x.shape[1 if layout.place == 0 else 0])
-    index, chunks = layout.chunk
-    start = first * per_sample * chunks + index * columns
+    inside = math.prod(x.shape[place + 1 :])  # entries of a member that lie together
+    per_sample = x.numel() // (members * x.shape[1 if place == 0 else 0])
+    start = call.first * per_sample * chunks + index * columns
     width = min(BLOCK, triton.next_power_of_2(columns))
     height = min(BLOCK // width, triton.next_power_of_2(rows))
     together = start % 4 == 0 and width >= 4 and (columns * chunks % 4 == 0 or rows == 1)
-    row_stride = columns if layout.place == 0 else members * inside
-    with torch.cuda.device_of(x):
-        _drop[(triton.cdiv(columns, width) * triton.cdiv(rows, height), members)](
-            x, seeds, steps, x if least is None else least, x if scale is None else scale, y,
-            rows, columns, repeats, columns * chunks, inside, row_stride, start,
-            **constants, EACH=least is not None, TOGETHER=together, ROWS=height, COLUMNS=width,
-        )  # fmt: skip
-    inverse = sorted(range(x.dim()), key=layout.permuted.__getitem__)
-    return y.permute(inverse)
+    row_stride = columns if place == 0 else members * inside
+    _drop[(triton.cdiv(columns, width) * triton.cdiv(rows, height), members)](
+        x, seeds, steps, x if least is None else least, x if scale is None else scale, y,
+        rows, columns, columns * chunks, inside, row_stride, start,
+        **call.constants, EACH=least is not None, TOGETHER=together, ROWS=height, COLUMNS=width,
+    )  # fmt: skip
+    return y.permute(sorted(range(x.dim()), key=permuted.__getitem__))
 
 
 @triton.jit
@@ -224,7 +213,7 @@ def keep_tile(key, position, LEAST, TOGETHER: tl.constexpr, ROWS: tl.constexpr, 
 
 @triton.jit
 def _drop(
-    x_ptr, seeds, steps, least_ptr, scale_ptr, y_ptr, rows, columns, repeats, mask_stride, member_stride, row_stride,
+    x_ptr, seeds, steps, least_ptr, scale_ptr, y_ptr, rows, columns, mask_stride, member_stride, row_stride,
     start, PURPOSE: tl.constexpr, LEAST: tl.constexpr, SCALE: tl.constexpr, EACH: tl.constexpr,
     TOGETHER: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -237,7 +226,7 @@ def _drop(
     row = tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)[:, None]
     first = tl.program_id(0) % tiles * COLUMNS
     column = first + tl.arange(0, COLUMNS)[None, :]
-    position = (row // repeats).to(tl.int64) * mask_stride + (start + first)
+    position = row.to(tl.int64) * mask_stride + (start + first)
     kept = keep_tile(open_keys(seeds, steps, member, PURPOSE), position, least, TOGETHER, ROWS, COLUMNS)
     inside = (row < rows) & (column < columns)
     at = member * member_stride + row.to(tl.int64) * row_stride + column

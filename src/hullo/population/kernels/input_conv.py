@@ -203,11 +203,10 @@ class _Convolve(torch.autograd.Function):
         y = torch.empty(shape, dtype=call.dtype, device=weight.device)
         splits = call.count_splits(tile, varying[-1])
         moments = torch.empty(2, splits if call.measured else 0, len(weight), device=weight.device)
-        with torch.cuda.device_of(weight):
-            _forward_kernel[(splits * members,)](
-                y, weight, bias.contiguous(), weight.stride(), moments, splits, *varying,
-                **constants, MEASURED=call.measured,
-            )  # fmt: skip
+        _forward_kernel[(splits * members,)](
+            y, weight, bias.contiguous(), weight.stride(), moments, splits, *varying,
+            **constants, MEASURED=call.measured,
+        )  # fmt: skip
         ctx.mark_non_differentiable(moments)
         return y.movedim(-1, -3), moments if call.measured else None
 
@@ -224,11 +223,10 @@ class _Convolve(torch.autograd.Function):
         dweight, dbias = torch.empty_like(weight), torch.empty_like(bias)
         fixed = {name: constants[name] for name in ("CHANNELS", "SIDE", "OUT", "GROUP", "IN_BLOCK", "OUT_BLOCK")}
         blocks = triton.cdiv((weight[0].numel() + 1) * constants["OUT"], 256)
-        with torch.cuda.device_of(weight):
-            _backward_kernel[(splits * members,)](gradient, partial, splits, *varying, **constants)
-            _add_kernel[(blocks * members,)](
-                dweight, dbias, partial, splits, dweight.stride(), dbias.stride(0), members, **fixed, BLOCK=256
-            )
+        _backward_kernel[(splits * members,)](gradient, partial, splits, *varying, **constants)
+        _add_kernel[(blocks * members,)](
+            dweight, dbias, partial, splits, dweight.stride(), dbias.stride(0), members, **fixed, BLOCK=256
+        )
         return dweight, dbias, None
 
 

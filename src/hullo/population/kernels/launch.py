@@ -25,8 +25,7 @@ def launch(kernel: Any, programs: int, *arguments: Any, follows: bool, **constan
     device = arguments[0].device
     early = device_math.HARDWARE.value and torch.cuda.get_device_capability(device) >= (9, 0)
     options = {"launch_pdl": True} if not consume_join_flag() and early and follows else {}
-    with torch.cuda.device_of(arguments[0]):
-        kernel[(programs,)](*arguments, **constants, EARLY=early, **options)
+    kernel[(programs,)](*arguments, **constants, EARLY=early, **options)
 
 
 def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:

@@ -22,7 +22,7 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 from hullo.population.kernels import processors
-from hullo.population.kernels.dropout import draws, keep_tile, open_keys
+from hullo.population.kernels.dropout import NO_DROPOUT, Dropout, keep_tile, open_keys
 from hullo.population.kernels.launch import once_differentiable
 from hullo.population.kernels.linear import column_sums
 
@@ -55,22 +55,12 @@ def layer_norm(
         eps: added to variances.
         rms: whether rows are divided by their root mean square alone.
         dtype: of n. The dtype of s is what PyTorch gives to x + y.
-        dropout: of y + shift, if there is one.
+        dropout: of y + shift, if there is one; its `first` counts rows, not samples.
         copy: the dtype of the copy, if there is one.
     """
     found: tuple[Tensor, ...] = _LayerNorm.apply(x, y, shift, weight, bias, _Call(eps, rms, dtype, dropout, copy))
     s, n, *copies = (x, *found) if y is None else found
     return s, n, copies[0] if copies else None
-
-
-class Dropout(NamedTuple):
-    """Hold the arguments of `dropout.drop`; `first` counts rows, not samples."""
-
-    seeds: Tensor
-    steps: Tensor
-    number: int
-    rate: float
-    first: int
 
 
 class _Call(NamedTuple):
@@ -96,15 +86,14 @@ class _LayerNorm(torch.autograd.Function):
         statistics = torch.empty(2, members, rows, dtype=torch.float32, device=x.device)
         size = FORWARD if call.dropout is None else FORWARD // 2  # a mask takes registers
         constants = _constants(columns, size, rows, call, weight)
-        seeds, steps, *_, first = call.dropout or (x, x, 0)
+        seeds, steps, *_, first = call.dropout or (None, None, 0)
         grid = (triton.cdiv(rows, constants["ROWS"]), members)
-        with torch.cuda.device_of(x):
-            _forward[grid](
-                *(x if item is None else item for item in (x, y, shift, weight, bias)), s, n, *copies or [n],
-                statistics, seeds, steps, first, rows, call.eps, COPY=len(copies) > 0, ADD=y is not None,
-                SHIFT=shift is not None, BIAS=bias is not None, **constants,
-            )  # fmt: skip
-        ctx.save_for_backward(s, statistics, weight)
+        _forward[grid](
+            *(x if item is None else item for item in (x, y, shift, weight, bias)), s, n, *copies or [n],
+            statistics, seeds, steps, first, rows, call.eps, COPY=len(copies) > 0, ADD=y is not None,
+            SHIFT=shift is not None, BIAS=bias is not None, **constants,
+        )  # fmt: skip
+        ctx.save_for_backward(s, statistics, weight, seeds, steps)
         ctx.call, ctx.dtypes = call, [None if item is None else item.dtype for item in (x, y, shift, weight, bias)]
         ctx.set_materialize_grads(False)
         return (n, *copies) if y is None else (s, n, *copies)
@@ -112,7 +101,7 @@ class _LayerNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        s, statistics, weight = ctx.saved_tensors
+        s, statistics, weight, seeds, steps = ctx.saved_tensors
         members, rows, columns = s.shape
         ds, *of_norm = gradients if ctx.dtypes[1] is not None else (None, *gradients)
         dns = [item.contiguous() for item in of_norm if item is not None]
@@ -120,7 +109,7 @@ class _LayerNorm(torch.autograd.Function):
         dn, *dcopies = dns or [torch.zeros_like(s)]
         x_dtype, y_dtype, shift, scale, bias = ctx.dtypes
         constants = _constants(columns, BACKWARD, rows, ctx.call, weight)
-        seeds, steps, *_, first = ctx.call.dropout or (s, s, 0)
+        first = 0 if ctx.call.dropout is None else ctx.call.dropout.first
         tiles = triton.cdiv(rows, constants["ROWS"])
         splits = triton.cdiv(tiles, triton.cdiv(tiles, max(1, PROGRAMS * processors(s) // members)))
         parts = 3 if shift is not None else 2
@@ -128,12 +117,11 @@ class _LayerNorm(torch.autograd.Function):
         is_one = y_dtype in (None, x_dtype) and ctx.call.dropout is None
         dy = dx if is_one else torch.empty_like(s, dtype=y_dtype)
         partial = torch.empty(members, splits, parts, columns, dtype=torch.float32, device=s.device)
-        with torch.cuda.device_of(s):
-            _backward[(splits, members)](
-                dn, *dcopies or [dn], dn if ds is None else ds, s, statistics, s if weight is None else weight,
-                dx, dy, partial, seeds, steps, first, rows, tiles, COPY=len(dcopies) > 0, GIVEN=ds is not None,
-                TWO=dy is not dx, PARTS=parts, **constants,
-            )  # fmt: skip
+        _backward[(splits, members)](
+            dn, *dcopies or [dn], dn if ds is None else ds, s, statistics, s if weight is None else weight,
+            dx, dy, partial, seeds, steps, first, rows, tiles, COPY=len(dcopies) > 0, GIVEN=ds is not None,
+            TWO=dy is not dx, PARTS=parts, **constants,
+        )  # fmt: skip
         sums = column_sums(partial, torch.float32)
         dshift = None if shift is None else sums[2].to(shift)
         dweight, dbias = (None if kind is None else sums[i].to(kind) for i, kind in enumerate((scale, bias)))
@@ -142,9 +130,8 @@ class _LayerNorm(torch.autograd.Function):
 
 def _constants(columns: int, size: int, rows: int, call: _Call, weight: Tensor | None) -> dict[str, Any]:
     width = triton.next_power_of_2(columns)
-    dropout = call.dropout
-    return draws(0 if dropout is None else dropout.number, 0.0 if dropout is None else dropout.rate) | {
-        "DROP": dropout is not None,
+    return (NO_DROPOUT if call.dropout is None else call.dropout.constants()) | {
+        "DROP": call.dropout is not None,
         "WIDTH": columns,
         "ROWS": max(1, min(size // width, triton.next_power_of_2(rows))),
         "COLUMNS": width,

@@ -112,12 +112,11 @@ def multiply_blocks(x: Tensor, y: Tensor, tile: Tile) -> Tensor:
     product = torch.empty(members, rows, columns, dtype=x.dtype, device=x.device)
     rows_block = min(tile.rows, block(rows))
     blocks = triton.cdiv(rows, rows_block) * triton.cdiv(columns, tile.columns)
-    with torch.cuda.device_of(x):
-        _multiply[(blocks, members)](
-            x, y, product, ROWS=rows, INNER=inner, COLUMNS=columns, X_STRIDES=x.stride(), Y_STRIDES=y.stride(),
-            ROWS_BLOCK=rows_block, INNER_BLOCK=tile.inner, COLUMNS_BLOCK=tile.columns,
-            STAGES=tile.stages, num_warps=tile.warps,
-        )  # fmt: skip
+    _multiply[(blocks, members)](
+        x, y, product, ROWS=rows, INNER=inner, COLUMNS=columns, X_STRIDES=x.stride(), Y_STRIDES=y.stride(),
+        ROWS_BLOCK=rows_block, INNER_BLOCK=tile.inner, COLUMNS_BLOCK=tile.columns,
+        STAGES=tile.stages, num_warps=tile.warps,
+    )  # fmt: skip
     return product
 
 
@@ -135,10 +134,9 @@ def column_sums(x: Tensor, dtype: torch.dtype) -> Tensor:
     shape = (parts, members, columns) if splits == 1 else (members, splits, parts, columns)
     sums = torch.empty(shape, dtype=dtype if splits == 1 else torch.float32, device=x.device)
     tile = min(2048 // across, triton.next_power_of_2(rows))
-    with torch.cuda.device_of(x):
-        _sum[(triton.cdiv(width, across), members, splits)](
-            x.contiguous(), sums, rows, columns, width, ROWS=tile, COLUMNS=across
-        )
+    _sum[(triton.cdiv(width, across), members, splits)](
+        x.contiguous(), sums, rows, columns, width, ROWS=tile, COLUMNS=across
+    )
     return sums if splits == 1 else column_sums(sums, dtype)
 
 
@@ -172,8 +170,7 @@ def _repeat(bias: Tensor, rows: int) -> Tensor:
     across = min(256, triton.next_power_of_2(columns))
     tile = min(4096 // across, triton.next_power_of_2(rows))
     grid = (triton.cdiv(columns, across) * triton.cdiv(rows, tile), members)
-    with torch.cuda.device_of(y):
-        _fill[grid](bias, y, rows, columns, ROWS=tile, COLUMNS=across)
+    _fill[grid](bias, y, rows, columns, ROWS=tile, COLUMNS=across)
     return y
 
 

@@ -59,12 +59,11 @@ def _launch(kernel: Any, tensors: tuple[Tensor, ...], channels: int, size: int, 
     run = max(16 // x.element_size(), triton.next_power_of_2(size - 1))
     runs = x.numel() // channels * triton.cdiv(channels, run)
     if runs:
-        with torch.cuda.device_of(x):
-            kernel[triton.cdiv(runs, RUNS),](
-                *tensors, runs, alpha / size,
-                CHANNELS=channels, STEP=step, HALF=size // 2, BETA=beta,
-                RUN=run, RUNS=RUNS, BIG=x.numel() >= 2**31, num_warps=RUNS // 32,
-            )  # fmt: skip
+        kernel[triton.cdiv(runs, RUNS),](
+            *tensors, runs, alpha / size,
+            CHANNELS=channels, STEP=step, HALF=size // 2, BETA=beta,
+            RUN=run, RUNS=RUNS, BIG=x.numel() >= 2**31, num_warps=RUNS // 32,
+        )  # fmt: skip
 
 
 @triton.jit

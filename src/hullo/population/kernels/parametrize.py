@@ -51,7 +51,8 @@ def parametrize(
 def restrict(raw: Tensor, gradient: Tensor, codes: Tensor) -> Tensor:
     """Restrict the gradient of raw parameters, (K, R, N), to feasible directions of coefficients."""
     restricted = torch.empty_like(gradient, memory_format=torch.contiguous_format)
-    _launch(_restrict, (raw.contiguous(), gradient.contiguous(), restricted), codes, raw.shape[0] * raw.shape[1])
+    with torch.cuda.device_of(raw):
+        _launch(_restrict, (raw.contiguous(), gradient.contiguous(), restricted), codes, raw.shape[0] * raw.shape[1])
     return restricted
 
 
@@ -88,10 +89,9 @@ def _launch(kernel: Any, tensors: tuple[Tensor, ...], codes: Tensor, rows: int, 
     bases = codes.shape[-1]
     columns = triton.next_power_of_2(bases)
     block = max(1, PAIRS // columns**2)
-    with torch.cuda.device_of(codes):
-        kernel[triton.cdiv(rows, block),](
-            *tensors, codes, rows, BASES=bases, COLUMNS=columns, ROWS=block, num_warps=1, **constants
-        )
+    kernel[triton.cdiv(rows, block),](
+        *tensors, codes, rows, BASES=bases, COLUMNS=columns, ROWS=block, num_warps=1, **constants
+    )
 
 
 @triton.jit

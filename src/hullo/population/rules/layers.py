@@ -167,14 +167,15 @@ def _attend_fused(
 ) -> Tensor:
     """Compute attention with dropout by a kernel, which takes one batch dimension and one of heads."""
     from hullo.population.kernels.attention import attend as attend_with_dropout
+    from hullo.population.kernels.dropout import Dropout
 
     q, _, v = inputs
     shape, dtype = q.shape[:-1], kernels.working_dtype(q)
     q, k, v = (item.to(dtype).reshape(*item.shape[:2], -1, *item.shape[-2:]) for item in inputs)
     if mask is not None:
         mask = mask.expand(*shape, k.shape[-2]).reshape(*q.shape[:-1], k.shape[-2])
-    numbers = (context.seeds, context.steps, context.number, rate, context.first)
-    y = attend_with_dropout(q, k, v, mask, *numbers, is_causal=is_causal, scale=scale)
+    dropout = Dropout(context.seeds, context.steps, context.number, rate, context.first)
+    y = attend_with_dropout(q, k, v, mask, dropout, is_causal=is_causal, scale=scale)
     return y.reshape(*shape, v.shape[-1])
 
 
@@ -219,12 +220,11 @@ def drop_entries(
     dim = x.dim or 0
     order = [0, 2, 3, 1] if images else list(range(len(x.shape)))
     y, numbers = x.at(dim, context.members), (context.seeds, context.steps, context.number)
-    is_drawn_in_place = kernels.support(y) and y.numel() and x.shape and (images or not whole)
-    if is_drawn_in_place and (isinstance(rate, Tensor) or rate < 1):
+    if kernels.support(y) and y.numel() and x.shape and not whole and (isinstance(rate, Tensor) or rate < 1):
+        from hullo.population.kernels.dropout import Dropout
         from hullo.population.kernels.dropout import drop as drop_fused
 
-        layout: Any = {"dim": dim, "order": order, "whole": whole, "chunk": chunk}
-        return Value(drop_fused(y, *numbers, rate, context.first, **layout), dim)
+        return Value(drop_fused(y, Dropout(*numbers, rate, context.first), dim=dim, order=order, chunk=chunk), dim)
     shape = [1 if i >= len(order) - whole else size for i, size in enumerate(x.shape)]
     shape = [shape[i] for i in order]
     shape[-1:] = [size * chunk[1] for size in shape[-1:]]
