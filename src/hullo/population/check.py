@@ -122,7 +122,7 @@ def _undisturbed(population: Population) -> Iterator[None]:
     """Keep PyTorch's generators; compute with the parameters themselves, without autocast."""
     copies, population.copies = population.copies, {}
     autocast = torch.autocast(population.seeds.device.type, enabled=False)
-    device = torch.cuda.device_of(population.seeds)
+    device = torch.cuda.device_of(population.seeds)  # type: ignore[no-untyped-call]
     try:
         with (
             fork_rng(),

@@ -256,7 +256,7 @@ class Population(nn.Module):
         if self.training and backward_pass_id() < 0:  # a backward pass computes a step again
             self.steps.add_(1)
         context = Context(len(self), self.seeds, self.steps, 0, self.first_sample)
-        with torch.cuda.device_of(self.seeds):  # where kernels are launched
+        with torch.cuda.device_of(self.seeds):  # type: ignore[no-untyped-call]  # for kernels
             return program.run(context, tensors, values, observe)
 
     def coefficient_parameters(self) -> list[nn.Parameter]:

@@ -1,8 +1,8 @@
-"""Local response normalization on a GPU: one kernel forward, one backward, for either layout of images in memory.
+"""Local response normalization on a GPU: one kernel forward, one backward, for images with channels last.
 
-    y_c = x_c s_c^-beta,    s_c = 1 + alpha / size * (sum of x^2 over the `size` channels around c)
+    y_c = x_c s_c^-0.75,    s_c = 1 + alpha / size * (sum of x^2 over the `size` channels around c)
 
-    dx_c = dy_c s_c^-beta - 2 alpha beta / size * x_c * (sum of dy y / s over the `size` channels around c)
+    dx_c = dy_c s_c^-0.75 - 1.5 alpha / size * x_c * (sum of dy y / s over the `size` channels around c)
 
 A thread holds a run of neighboring channels of one pixel and what the windows at its ends reach into, so a window is a
 sum of registers. The backward pass computes s again: it reads x and dy and writes dx, nothing more moves. The reference
@@ -13,7 +13,6 @@ is PyTorch's own function, which :mod:`hullo.population.rules.norms` calls elsew
 # ruff: noqa: N803, RUF005 (constants are in capitals, and tuples grow by addition alone, in Triton)
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -21,7 +20,6 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-from hullo.kernels.spec import dense, laid_out_like
 from hullo.population.kernels.launch import once_differentiable
 
 RUNS = 128
@@ -29,55 +27,50 @@ RUNS = 128
 
 
 class LocalResponseNorm(torch.autograd.Function):
-    """Normalize images (B, members * channels, ...) of float32, bfloat16 or float16 within each member.
+    """Normalize images (B, members * channels, H, W) of float32, bfloat16 or float16 within each member.
 
-    `LocalResponseNorm.apply(x, channels, size, alpha, beta)`, where `channels` are those of one member.
+    `LocalResponseNorm.apply(x, channels, size, alpha)`, where `channels` are those of one member.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, channels: int, size: int, alpha: float, beta: float) -> Tensor:
-        x, _ = dense(x)
+    def forward(ctx: Any, x: Tensor, *options: Any) -> Tensor:
+        x = x.contiguous(memory_format=torch.channels_last)
         ctx.save_for_backward(x)
-        ctx.options = channels, size, alpha, beta
-        y = torch.empty_like(x)
-        _launch(_forward, (x, y), *ctx.options)
+        ctx.options, y = options, torch.empty_like(x)
+        _launch(_forward, (x, y), *options)
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, order = dense(*ctx.saved_tensors)
+        (x,) = ctx.saved_tensors
         dx = torch.empty_like(x)
-        _launch(_backward, (x, laid_out_like(gradient, x, order), dx), *ctx.options)
-        return dx, None, None, None, None
+        _launch(_backward, (x, gradient.contiguous(memory_format=torch.channels_last), dx), *ctx.options)
+        return dx, None, None, None
 
 
-def _launch(kernel: Any, tensors: tuple[Tensor, ...], channels: int, size: int, alpha: float, beta: float) -> None:
+def _launch(kernel: Any, tensors: tuple[Tensor, ...], channels: int, size: int, alpha: float) -> None:
     x = tensors[0]
-    _, order = dense(x)
-    step = math.prod(x.shape[dim] for dim in order[order.index(1) + 1 :])  # from a channel to the next
     run = max(16 // x.element_size(), triton.next_power_of_2(size - 1))
     runs = x.numel() // channels * triton.cdiv(channels, run)
     if runs:
         kernel[triton.cdiv(runs, RUNS),](
             *tensors, runs, alpha / size,
-            CHANNELS=channels, STEP=step, HALF=size // 2, BETA=beta,
-            RUN=run, RUNS=RUNS, BIG=x.numel() >= 2**31, num_warps=RUNS // 32,
+            CHANNELS=channels, HALF=size // 2, RUN=run, RUNS=RUNS, BIG=x.numel() >= 2**31, num_warps=RUNS // 32,
         )  # fmt: skip
 
 
 @triton.jit
 def _forward(
     x_at, y_at, runs, scale,
-    CHANNELS: tl.constexpr, STEP: tl.constexpr, HALF: tl.constexpr, BETA: tl.constexpr,
-    RUN: tl.constexpr, RUNS: tl.constexpr, BIG: tl.constexpr,
+    CHANNELS: tl.constexpr, HALF: tl.constexpr, RUN: tl.constexpr, RUNS: tl.constexpr, BIG: tl.constexpr,
 ):  # fmt: skip
-    at, channel, inside = _places(runs, CHANNELS, STEP, RUN, RUNS, BIG)
-    x = _read(x_at, at, channel, inside, CHANNELS, STEP, RUN)
+    at, channel, inside = _places(runs, CHANNELS, RUN, RUNS, BIG)
+    x = _read(x_at, at, channel, inside, CHANNELS, RUN)
     sums = _windows(_squares(x), HALF)
     y = ()
     for j in tl.static_range(RUN, 2 * RUN):
-        power, _ = _powers(1 + scale * sums[j - HALF], BETA)
+        power, _ = _powers(1 + scale * sums[j - HALF])
         y = y + (x[j] * power,)
     tl.store(y_at + at, _tile(y).to(y_at.dtype.element_ty), mask=inside & (channel < CHANNELS))
 
@@ -85,50 +78,45 @@ def _forward(
 @triton.jit
 def _backward(
     x_at, dy_at, dx_at, runs, scale,
-    CHANNELS: tl.constexpr, STEP: tl.constexpr, HALF: tl.constexpr, BETA: tl.constexpr,
-    RUN: tl.constexpr, RUNS: tl.constexpr, BIG: tl.constexpr,
+    CHANNELS: tl.constexpr, HALF: tl.constexpr, RUN: tl.constexpr, RUNS: tl.constexpr, BIG: tl.constexpr,
 ):  # fmt: skip
-    at, channel, inside = _places(runs, CHANNELS, STEP, RUN, RUNS, BIG)
-    x = _read(x_at, at, channel, inside, CHANNELS, STEP, RUN)
-    dy = _read(dy_at, at, channel, inside, CHANNELS, STEP, RUN)
+    at, channel, inside = _places(runs, CHANNELS, RUN, RUNS, BIG)
+    x = _read(x_at, at, channel, inside, CHANNELS, RUN)
+    dy = _read(dy_at, at, channel, inside, CHANNELS, RUN)
     sums = _windows(_squares(x), HALF)
     direct = ()  # dy s^-beta
     shares = ()  # dy y / s
     for j in tl.static_range(RUN - HALF, 2 * RUN + HALF):
-        power, inverse = _powers(1 + scale * sums[j - HALF], BETA)
+        power, inverse = _powers(1 + scale * sums[j - HALF])
         direct = direct + (dy[j] * power,)
         shares = shares + (dy[j] * power * inverse * x[j],)
     others = _windows(shares, HALF)
     dx = ()
     for j in tl.static_range(RUN):
-        dx = dx + (direct[j + HALF] - 2 * BETA * scale * x[j + RUN] * others[j],)
+        dx = dx + (direct[j + HALF] - 1.5 * scale * x[j + RUN] * others[j],)
     tl.store(dx_at + at, _tile(dx).to(dx_at.dtype.element_ty), mask=inside & (channel < CHANNELS))
 
 
 @triton.jit
-def _places(runs, CHANNELS: tl.constexpr, STEP: tl.constexpr, RUN: tl.constexpr, RUNS: tl.constexpr, BIG: tl.constexpr):
-    """Return the places of each run's channels, their indices in the member, and whether there is such a run.
-
-    Runs are counted in the order of memory, so that neighboring threads read neighboring addresses in either layout.
-    """
+def _places(runs, CHANNELS: tl.constexpr, RUN: tl.constexpr, RUNS: tl.constexpr, BIG: tl.constexpr):
+    """Return the places of each run's channels, their indices in the member, and whether there is such a run."""
     program = tl.program_id(0)
     if BIG:
         program = program.to(tl.int64)
     run = program * RUNS + tl.arange(0, RUNS)[:, None]
     across: tl.constexpr = (CHANNELS + RUN - 1) // RUN
-    row = run // STEP // across
-    channel = run // STEP % across * RUN + tl.arange(0, RUN)[None, :]
-    return (row * CHANNELS + channel) * STEP + run % STEP, channel, run < runs
+    channel = run % across * RUN + tl.arange(0, RUN)[None, :]
+    return run // across * CHANNELS + channel, channel, run < runs
 
 
 @triton.jit
-def _read(t_at, at, channel, inside, CHANNELS: tl.constexpr, STEP: tl.constexpr, RUN: tl.constexpr):
+def _read(t_at, at, channel, inside, CHANNELS: tl.constexpr, RUN: tl.constexpr):
     """Read the channels of the run before, the run itself and the run after, one by one; beyond the member, zeros."""
     channels = ()
     for side in tl.static_range(-1, 2):
         there = channel + side * RUN
         mask = inside & (there >= 0) & (there < CHANNELS)
-        channels = channels + _columns(tl.load(t_at + at + side * RUN * STEP, mask=mask, other=0.0).to(tl.float32))
+        channels = channels + _columns(tl.load(t_at + at + side * RUN, mask=mask, other=0.0).to(tl.float32))
     return channels
 
 
@@ -175,11 +163,7 @@ def _windows(terms, HALF: tl.constexpr):
 
 
 @triton.jit
-def _powers(s, BETA: tl.constexpr):
-    """Return s^-beta and 1 / s; with the usual beta both come from one inverse root."""
-    if BETA == 0.75:
-        root = tl.rsqrt(s)
-        power, inverse = root * tl.sqrt(root), root * root
-    else:
-        power, inverse = tl.exp2(-BETA * tl.log2(s)), 1 / s
-    return power, inverse
+def _powers(s):
+    """Return s^-0.75 and 1 / s, from one inverse root."""
+    root = tl.rsqrt(s)
+    return root * tl.sqrt(root), root * root
