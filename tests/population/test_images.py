@@ -62,5 +62,10 @@ def test_bad_settings_are_rejected_with_the_value() -> None:
     given_images = torch.zeros(1, 3, 4, 4).byte(), torch.zeros(1, 1).long(), torch.zeros(1, 1, 3)
     with pytest.raises(ValueError, match=r"'constant'.*'zeros'"):
         AugmentedImages(*given_images, padding="constant")
+    images, index, moves = given_images
+    with pytest.raises(ValueError, match=r"images of torch\.float32"):
+        AugmentedImages(images.float(), index, moves)
+    with pytest.raises(ValueError, match=r"moves of shape \(1, 1, 2\).*\(1, 1, 3\)"):
+        AugmentedImages(images, index, moves[..., :2])
     with pytest.raises(ValueError, match=r"index of shape \(1, 1\).*2 members"):
         Population(lambda: nn.Conv2d(3, 2, 3), seeds=range(2))(AugmentedImages(*given_images))

@@ -52,6 +52,11 @@ class AugmentedImages:
     def __post_init__(self) -> None:
         if self.padding not in PADDINGS:
             raise ValueError(f"padding={self.padding!r}: give one of {', '.join(map(repr, PADDINGS))}")
+        if self.images.dtype != torch.uint8 or self.moves.shape != (*self.index.shape, 3):
+            raise ValueError(
+                f"images of {self.images.dtype}, moves of shape {tuple(self.moves.shape)}: give bytes, and a flip and "
+                f"two shifts of each image, {(*self.index.shape, 3)}"
+            )
 
     @property
     def is_plain(self) -> bool:

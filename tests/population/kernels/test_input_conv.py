@@ -122,11 +122,3 @@ def test_a_member_that_is_not_finite_leaves_the_others_as_they_are() -> None:
     assert torch.equal(beside[:, :5], healthy[:, :5])
     assert torch.equal(beside[:, 10:], healthy[:, 10:])
     assert bool(beside[:, 5:10].isnan().all())
-
-
-def test_what_does_not_fit_is_refused_by_name() -> None:
-    images, order, moves, weight, bias = random_layer(*LAYERS["kerasnet"])
-    with pytest.raises(ValueError, match=r"moves of shape \(3, 5, 3\); got torch\.uint8 .* moves of shape \(3, 4, 3\)"):
-        convolve(images, order, moves[:, :4], weight, bias, same=True)
-    with pytest.raises(ValueError, match=r"got torch\.float32"):
-        convolve(images.float(), order, moves, weight, bias, same=True)

@@ -26,7 +26,7 @@ from hullo.kernels.codegen import fill
 from hullo.population.kernels import processors
 from hullo.population.kernels.channel_stats import PartialSums, fold, shared_columns, spread
 from hullo.population.kernels.dropout import NO_DROPOUT, Dropout, keep_columns, open_columns
-from hullo.population.kernels.kinds import Kind, Kinds, all_alike, build_branches, hull_parts
+from hullo.population.kernels.kinds import Kind, Kinds, all_alike, build_branches, choose_kernels, hull_parts
 from hullo.population.kernels.launch import launch, once_differentiable, wait_for_previous
 
 TILES = {2: (1024, 4), 4: (512, 4)}
@@ -82,12 +82,6 @@ class _Call(NamedTuple):
     dropout: Dropout
     kinds: Kinds | None
 
-    def kernel(self, name: str, dtype: torch.dtype) -> tuple[Any, list[Tensor]]:
-        """Return a kernel, and the numbers of the members' kinds if it asks for them."""
-        if self.kinds is None:
-            return _kernels(self.bases, dtype)[name], []
-        return _kernels(self.bases, dtype, self.kinds.each)[name], [self.kinds.numbers]
-
     def constants(
         self, x: Tensor, rows: Tensor, bias: Tensor | None, members: int, tile: tuple[int, int]
     ) -> dict[str, Any]:
@@ -131,9 +125,9 @@ class _CombinePoolDrop(torch.autograd.Function):
         windows = batch * (height // 2) * (width // 2)
         constants = call.constants(x, rows, bias, len(seeds), TILES[x.element_size()])
         tiles, splits = _share(windows, constants, x)
-        kernel, kinds = call.kernel("forward", x.dtype)
-        kernel[(splits * constants["LANES"],)](
-            *kinds, x, x if bias is None else bias, rows, seeds, steps, y, windows, call.start(x, len(seeds)),
+        kernels, kinds = choose_kernels(_kernels, call.bases, x.dtype, call.kinds)
+        kernels["forward"][(splits * constants["LANES"],)](
+            *kinds, x, bias, rows, seeds, steps, y, windows, call.start(x, len(seeds)),
             tiles, splits, **constants,
         )  # fmt: skip
         return y.view(len(seeds), batch, -1) if call.flat else y.permute(0, 3, 1, 2)
@@ -152,10 +146,10 @@ class _CombinePoolDrop(torch.autograd.Function):
         bases = len(call.bases) if learned else 0
         partial = PartialSums.empty(x, splits, int(bias is not None), bases, constants["EACH"])
         dx, drows = torch.empty_like(x), torch.empty_like(rows) if learned else None
-        kernel, kinds = call.kernel("backward", x.dtype)
+        kernels, kinds = choose_kernels(_kernels, call.bases, x.dtype, call.kinds)
         launch(
-            kernel, splits * constants["LANES"], *kinds, gradient, x,
-            x if bias is None else bias, rows, seeds, steps, dx, partial.data, windows, call.start(x, len(seeds)),
+            kernels["backward"], splits * constants["LANES"], *kinds, gradient, x,
+            bias, rows, seeds, steps, dx, partial.data, windows, call.start(x, len(seeds)),
             tiles, splits, follows=False, LEARNED=learned, **constants,
         )  # fmt: skip
         sums = partial.add_up(drows, dtype=torch.float32 if bias is None else bias.dtype)

@@ -206,7 +206,7 @@ def _compute(
         sizes.append(tiles)
         grid = (lanes, splits, members)
     _kernel(work, x.dtype)[grid](
-        *([] if call.kinds is None else [call.kinds.numbers]), x, x if bias is None else bias, rows, *factors,
+        *([] if call.kinds is None else [call.kinds.numbers]), x, bias, rows, *factors,
         *outputs, *partial, *sizes, EACH=rows.dim() == 2, BIAS=bias is not None, ROWS=down, COLUMNS=across,
         num_warps=4,
     )  # fmt: skip

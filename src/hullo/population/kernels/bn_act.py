@@ -43,7 +43,7 @@ from hullo.population.kernels.channel_stats import (
     shared_columns,
     spread,
 )
-from hullo.population.kernels.kinds import Kind, Kinds, all_alike, build_branches, hull_parts
+from hullo.population.kernels.kinds import Kind, Kinds, all_alike, build_branches, choose_kernels, hull_parts
 from hullo.population.kernels.launch import launch, once_differentiable, wait_for_previous
 from hullo.population.kernels.layouts import by_sample, channels_last, is_stacked
 
@@ -146,10 +146,11 @@ class Operands(NamedTuple):
     ) -> None:  # fmt: skip
         """Launch a kernel of the bases of a call on inputs, the last of them x, and outputs."""
         constants |= tiling.constants
-        kernels, numbers = _choose_kernels(call.bases, call.kinds, inputs[-1], constants)
-        given = [self.mean if tensor is None else tensor for tensor in self]  # an absent one is not read
+        x, is_even = inputs[-1], constants["GROUP"] % constants["COLUMNS"] == 0
+        kinds = call.kinds if is_stacked(x) or is_even else None  # each program has channels of one member
+        kernels, numbers = choose_kernels(make_kernels, call.bases, x.dtype, kinds)
         launch(
-            kernels[name], tiling.programs, *numbers, *inputs, *given, *outputs, call.eps, *tiling.sizes,
+            kernels[name], tiling.programs, *numbers, *inputs, *self, *outputs, call.eps, *tiling.sizes,
             follows=follows, **constants,
         )  # fmt: skip
 
@@ -196,16 +197,6 @@ class _NormalizeCombine(torch.autograd.Function):
         dresidual = None if operands.residual is None else ds
         scale, shift = operands.scale, operands.shift
         return dx, None, None, dscale.to(scale.dtype), dshift.to(shift.dtype), drows, dbias, dresidual, None, None
-
-
-def _choose_kernels(
-    bases: tuple[Base, ...], kinds: Kinds | None, x: Tensor, constants: dict[str, Any]
-) -> tuple[dict[str, Any], list[Tensor]]:
-    """Return the kernels for images, and the numbers of the members' kinds if they ask for them: where each program has
-    channels of one member."""
-    if kinds is None or not (is_stacked(x) or constants["GROUP"] % constants["COLUMNS"] == 0):
-        return make_kernels(bases, x.dtype), []
-    return make_kernels(bases, x.dtype, kinds.each), [kinds.numbers]
 
 
 @functools.cache

@@ -112,7 +112,7 @@ def compute_statistics(
     parts, columns = _merge_shape(splits)
     launch(
         _merge_statistics, triton.cdiv(channels, columns), partial, mean, variance, running_mean, running_variance,
-        mean if bias is None else bias, momentum, tiling.pixels, tiling.tiles, splits, follows=True, CHANNELS=channels,
+        bias, momentum, tiling.pixels, tiling.tiles, splits, follows=True, CHANNELS=channels,
         ROWS=tiling.constants["ROWS"], PARTS=parts, COLUMNS=columns, BIAS=bias is not None, SUMS=moments is not None,
     )  # fmt: skip
     increment_version((running_mean, running_variance))
@@ -159,8 +159,7 @@ class PartialSums(NamedTuple):
         programs = self.by_column * triton.cdiv(self.channels, columns) + rows
         if programs:
             launch(
-                _add_partial_sums, programs, self.data, sums, sums if drows is None else drows,
-                sums if zeros is None else zeros, self.splits, follows=True,
+                _add_partial_sums, programs, self.data, sums, drows, zeros, self.splits, follows=True,
                 CHANNELS=self.channels, BY_COLUMN=self.by_column, BASES=self.bases, EACH=self.each, GROUP=group,
                 ZEROS=zeros is not None, PARTS=parts, COLUMNS=columns,
                 BLOCK=min(1024, triton.next_power_of_2(self.splits * max(1, group))),

@@ -283,7 +283,7 @@ def _convolve_windows(
     moments = torch.empty(2, blocks if measured else 0, all_channels(y), device=x.device)
     launch(
         _convolve_kernel, blocks * across * shape.members,
-        y, x, weight, weight if bias is None else bias, moments, shape.members, images, moments.shape[1],
+        y, x, weight, bias, moments, shape.members, images, moments.shape[1],
         follows=True, STACKED=is_stacked(y), PADDED=padded, CHANNELS=channels, HEIGHT=in_size[0], WIDTH=in_size[1],
         OUT=outputs, OUT_HEIGHT=out_size[0], OUT_WIDTH=out_size[1],
         LINE=shape.line, KERNEL=shape.kernel, STRIDE=shape.stride, PADDING=shape.padding[0], TRANSPOSED=transposed,

@@ -159,7 +159,7 @@ def _compute_statistics(x: Tensor, bias: Tensor | None, call: _Call) -> tuple[Te
     offsets = torch.empty(0 if bias is None else samples, channels, dtype=torch.float32, device=x.device)
     sizes = call.sizes(x)
     launch(
-        _merge_statistics, len(mean), partial, mean if bias is None else bias, mean, variance, offsets, *tiling.sizes,
+        _merge_statistics, len(mean), partial, bias, mean, variance, offsets, *tiling.sizes,
         follows=True, **sizes, ROWS=tiling.constants["ROWS"], PARTS=_parts(tiling.splits, sizes["BLOCK"]),
         BIAS=bias is not None,
     )  # fmt: skip

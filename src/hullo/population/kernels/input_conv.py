@@ -116,15 +116,10 @@ def convolve(
         measured: also return the moments of each output channel, as the convolutions of other layers do.
         stacked: return (members, B, outputs, H, W) instead; see :mod:`hullo.population.kernels.layouts`.
     """
-    side = weight.shape[-1]
-    if order is None or moves is None:
-        images = images if images[0, 0].is_contiguous() else images.contiguous()
-    elif images.dtype != torch.uint8 or not images.is_contiguous() or moves.shape != (*order.shape, 3):
-        raise ValueError(
-            f"images are contiguous bytes and moves of shape {(*order.shape, 3)}; got {images.dtype} of strides "
-            f"{images.stride()} and moves of shape {tuple(moves.shape)}"
-        )
-    call = _Call(images, order, moves, side // 2 if same else 0, dtype, measured and dtype.itemsize == 2, stacked)
+    if not (images[0, 0] if order is None else images).is_contiguous():
+        images = images.contiguous()
+    padding = weight.shape[-1] // 2 if same else 0
+    call = _Call(images, order, moves, padding, dtype, measured and dtype.itemsize == 2, stacked)
     own = weight.new_zeros(len(weight)) if bias is None else bias
     convolved: tuple[Tensor, Tensor | None] = _Convolve.apply(weight, own, call)
     return convolved
@@ -141,31 +136,22 @@ class _Call(NamedTuple):
     measured: bool
     stacked: bool
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Return the number of members and of the images of each."""
+    def plan(self, tiles: dict[Layer, Tile], weight: Tensor) -> tuple[int, int, list[Any], dict[str, Any]]:
+        """Return the number of members, how many programs each has, and the arguments and constants of both kernels."""
         members, batch = (self.images if self.order is None else self.order).shape[:2]
-        return members, batch
-
-    def choose(self, tiles: dict[Layer, Tile], weight: Tensor) -> Tile:
-        """Return the settings for a layer; the default where no others were checked."""
-        if not is_tuned_for(self.dtype, weight.device):
-            return DEFAULT
-        layer = self.order is not None, weight.shape[1], weight.shape[2], len(weight) // self.shape[0]
-        return tiles.get(layer, DEFAULT)
-
-    def arguments(self, weight: Tensor, tile: Tile) -> tuple[list[Any], dict[str, Any]]:
-        """Return the arguments of both kernels and the constants that they are compiled for."""
-        members, batch = self.shape
         channels, height, width = self.images.shape[-3:]
         side, outputs = weight.shape[-1], len(weight) // members
+        layer = self.order is not None, channels, side, outputs
+        tile = tiles.get(layer, DEFAULT) if is_tuned_for(self.dtype, weight.device) else DEFAULT
         out_height, out_width = height + 2 * self.padding - side + 1, width + 2 * self.padding - side + 1
         rows = batch * out_height * triton.cdiv(out_width, tile.group)
         if self.order is None or self.moves is None:
             where = [self.images, self.images, (*self.images.stride()[:2], 0, 0, 0)]
         else:
             where = [self.order, self.moves, (*self.order.stride(), *self.moves.stride())]
-        return [self.images, *where, members, rows, triton.cdiv(rows, tile.rows)], {
+        count = triton.cdiv(rows, tile.rows)
+        splits = min(count, max(1, tile.programs * processors(self.images) // members))
+        constants = {
             "CHANNELS": channels,
             "HEIGHT": height,
             "WIDTH": width,
@@ -182,11 +168,7 @@ class _Call(NamedTuple):
             "STACKED": self.stacked,
             "num_warps": tile.warps,
         }
-
-    def count_splits(self, tile: Tile, tiles: int) -> int:
-        """Return how many programs share the tiles of a member."""
-        most = tile.programs * processors(self.images) // self.shape[0]
-        return min(tiles, max(1, most))
+        return members, splits, [splits, self.images, *where, members, rows, count], constants
 
 
 class _Convolve(torch.autograd.Function):
@@ -195,16 +177,14 @@ class _Convolve(torch.autograd.Function):
         ctx.save_for_backward(weight, bias)
         ctx.call = call
         ctx.set_materialize_grads(False)
-        tile = call.choose(FORWARD, weight)
-        varying, constants = call.arguments(weight, tile)
-        members, batch = call.shape
+        members, splits, varying, constants = call.plan(FORWARD, weight)
+        batch = (call.images if call.order is None else call.order).shape[1]
         pixels = batch, constants["OUT_HEIGHT"], constants["OUT_WIDTH"]
         shape = (members, *pixels, constants["OUT"]) if call.stacked else (*pixels, len(weight))
         y = torch.empty(shape, dtype=call.dtype, device=weight.device)
-        splits = call.count_splits(tile, varying[-1])
         moments = torch.empty(2, splits if call.measured else 0, len(weight), device=weight.device)
         _forward_kernel[(splits * members,)](
-            y, weight, bias.contiguous(), weight.stride(), moments, splits, *varying,
+            y, weight, bias.contiguous(), weight.stride(), moments, *varying,
             **constants, MEASURED=call.measured,
         )  # fmt: skip
         ctx.mark_non_differentiable(moments)
@@ -214,16 +194,14 @@ class _Convolve(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor, _: None) -> tuple[Tensor | None, ...]:
         weight, bias = ctx.saved_tensors
-        tile = ctx.call.choose(BACKWARD, weight)
-        varying, constants = ctx.call.arguments(weight, tile)
+        members, splits, varying, constants = ctx.call.plan(BACKWARD, weight)
         gradient = channels_last(gradient)
-        members, splits = ctx.call.shape[0], ctx.call.count_splits(tile, varying[-1])
-        shape = splits, members, constants["IN_BLOCK"], tile.group * constants["OUT_BLOCK"]
+        shape = splits, members, constants["IN_BLOCK"], constants["GROUP"] * constants["OUT_BLOCK"]
         partial = torch.empty(shape, dtype=torch.float32, device=weight.device)
         dweight, dbias = torch.empty_like(weight), torch.empty_like(bias)
         fixed = {name: constants[name] for name in ("CHANNELS", "SIDE", "OUT", "GROUP", "IN_BLOCK", "OUT_BLOCK")}
         blocks = triton.cdiv((weight[0].numel() + 1) * constants["OUT"], 256)
-        _backward_kernel[(splits * members,)](gradient, partial, splits, *varying, **constants)
+        _backward_kernel[(splits * members,)](gradient, partial, *varying, **constants)
         _add_kernel[(blocks * members,)](
             dweight, dbias, partial, splits, dweight.stride(), dbias.stride(0), members, **fixed, BLOCK=256
         )

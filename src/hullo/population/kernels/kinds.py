@@ -8,7 +8,7 @@ serves all members. Members of one kind get the kernel without branches.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +65,13 @@ def hull_parts(bases: Sequence[Base], kind: Kind, height: str, stride: str) -> d
             for column in range(len(bases))
         ],
     }
+
+
+def choose_kernels(
+    make: Callable[..., dict[str, Any]], bases: tuple[Base, ...], dtype: torch.dtype, kinds: Kinds | None
+) -> tuple[dict[str, Any], list[Tensor]]:
+    """Return the kernels of bases, and what they ask for first: the numbers of the members' kinds."""
+    return (make(bases, dtype), []) if kinds is None else (make(bases, dtype, kinds.each), [kinds.numbers])
 
 
 def build_branches(texts: Sequence[str], label: str, dtype: torch.dtype, member: str, *helpers: Any) -> dict[str, Any]:

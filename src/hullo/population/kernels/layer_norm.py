@@ -58,9 +58,8 @@ def layer_norm(
         dropout: of y + shift, if there is one; its `first` counts rows, not samples.
         copy: the dtype of the copy, if there is one.
     """
-    found: tuple[Tensor, ...] = _LayerNorm.apply(x, y, shift, weight, bias, _Call(eps, rms, dtype, dropout, copy))
-    s, n, *copies = (x, *found) if y is None else found
-    return s, n, copies[0] if copies else None
+    s, n, copied = _LayerNorm.apply(x, y, shift, weight, bias, _Call(eps, rms, dtype, dropout, copy))
+    return x if y is None else s, n, copied
 
 
 class _Call(NamedTuple):
@@ -75,38 +74,37 @@ class _Call(NamedTuple):
 
 class _LayerNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor | None, *given: Any) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, x: Tensor, y: Tensor | None, *given: Any) -> tuple[Tensor | None, ...]:
         *parameters, call = given
         shift, weight, bias = (None if item is None else item.contiguous() for item in parameters)
         x, y = x.contiguous(), None if y is None else y.contiguous()
         members, rows, columns = x.shape
         s = x if y is None else torch.empty_like(x, dtype=torch.promote_types(x.dtype, y.dtype))
         n = torch.empty_like(x, dtype=call.dtype)
-        copies = [] if call.copy is None else [torch.empty_like(x, dtype=call.copy)]
+        copy = None if call.copy is None else torch.empty_like(x, dtype=call.copy)
         statistics = torch.empty(2, members, rows, dtype=torch.float32, device=x.device)
         size = FORWARD if call.dropout is None else FORWARD // 2  # a mask takes registers
         constants = _constants(columns, size, rows, call, weight)
         seeds, steps, *_, first = call.dropout or (None, None, 0)
         grid = (triton.cdiv(rows, constants["ROWS"]), members)
         _forward[grid](
-            *(x if item is None else item for item in (x, y, shift, weight, bias)), s, n, *copies or [n],
-            statistics, seeds, steps, first, rows, call.eps, COPY=len(copies) > 0, ADD=y is not None,
+            x, y, shift, weight, bias, s, n, copy, statistics, seeds, steps, first, rows, call.eps,
+            COPY=copy is not None, ADD=y is not None,
             SHIFT=shift is not None, BIAS=bias is not None, **constants,
         )  # fmt: skip
         ctx.save_for_backward(s, statistics, weight, seeds, steps)
         ctx.call, ctx.dtypes = call, [None if item is None else item.dtype for item in (x, y, shift, weight, bias)]
         ctx.set_materialize_grads(False)
-        return (n, *copies) if y is None else (s, n, *copies)
+        return None if y is None else s, n, copy
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         s, statistics, weight, seeds, steps = ctx.saved_tensors
         members, rows, columns = s.shape
-        ds, *of_norm = gradients if ctx.dtypes[1] is not None else (None, *gradients)
-        dns = [item.contiguous() for item in of_norm if item is not None]
-        ds = None if ds is None else ds.contiguous()
-        dn, *dcopies = dns or [torch.zeros_like(s)]
+        ds, dn, dcopy = (None if item is None else item.contiguous() for item in gradients)
+        if dn is None:  # the kernel reads at least one gradient of the norm
+            dn, dcopy = torch.zeros_like(s) if dcopy is None else dcopy, None
         x_dtype, y_dtype, shift, scale, bias = ctx.dtypes
         constants = _constants(columns, BACKWARD, rows, ctx.call, weight)
         first = 0 if ctx.call.dropout is None else ctx.call.dropout.first
@@ -118,9 +116,8 @@ class _LayerNorm(torch.autograd.Function):
         dy = dx if is_one else torch.empty_like(s, dtype=y_dtype)
         partial = torch.empty(members, splits, parts, columns, dtype=torch.float32, device=s.device)
         _backward[(splits, members)](
-            dn, *dcopies or [dn], dn if ds is None else ds, s, statistics, s if weight is None else weight,
-            dx, dy, partial, seeds, steps, first, rows, tiles, COPY=len(dcopies) > 0, GIVEN=ds is not None,
-            TWO=dy is not dx, PARTS=parts, **constants,
+            dn, dcopy, ds, s, statistics, weight, dx, dy, partial, seeds, steps, first, rows, tiles,
+            COPY=dcopy is not None, GIVEN=ds is not None, TWO=dy is not dx, PARTS=parts, **constants,
         )  # fmt: skip
         sums = column_sums(partial, torch.float32)
         dshift = None if shift is None else sums[2].to(shift)
