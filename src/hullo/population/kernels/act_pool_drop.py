@@ -29,15 +29,11 @@ from hullo.population.kernels.dropout import NO_DROPOUT, Dropout, keep_columns, 
 from hullo.population.kernels.kinds import Kind, Kinds, all_alike, build_branches, choose_kernels, hull_parts
 from hullo.population.kernels.launch import launch, once_differentiable, wait_for_previous
 
-TILES = {2: (1024, 4), 4: (512, 4)}
-"""By the bytes of an entry: how many windows and channels a tile has, one times the other, and the warps of a program.
+TILES, WARPS = {2: 1024, 4: 512}, 4
+"""By the bytes of an entry: how many windows and channels a tile has, one times the other; the warps of a program.
 These are 16 bytes a thread from each of the four corners."""
-
-COLUMNS = (128, 64, 32)
-"""The numbers of channels that a program may have."""
-
-PROGRAMS = 8
-"""For each multiprocessor."""
+COLUMNS, PROGRAMS = (128, 64, 32), 8
+"""The numbers of channels that a program may have; the programs of a multiprocessor."""
 
 
 def _widths(channels: int) -> list[int]:
@@ -58,14 +54,14 @@ def combine_pool_drop(
     """Return images (B, channels, H, W) after activation, 2 x 2 max pooling and dropout.
 
     Args:
-        x: the output of a convolution, channels last (otherwise it is copied first).
+        x: the output of a convolution; it is copied if channels are not last.
         rows: coefficients, N for all channels or one row for each of equally many of them.
         bases: the N base functions; each has a formula.
-        dropout: which entries are kept, at one rate for all members, which may be zero.
-        bias: of each channel, added to x; None adds nothing.
+        dropout: which entries are kept; the rate may be zero.
+        bias: of each channel, added to x.
         flat: whether the result is (members, B, height * width * channels), with channels last.
-        kinds: which bases each member uses; None is all. Programs compute all bases for each member if no width of
-            theirs divides its channels; coefficients that a member does not use are zero.
+        kinds: which bases each member uses, if they differ. Coefficients of others are zero, so programs whose channels
+            belong to several members compute all bases.
     """
     if kinds is not None and not _widths(x.shape[1] // len(dropout.seeds)):
         kinds = None
@@ -82,13 +78,10 @@ class _Call(NamedTuple):
     dropout: Dropout
     kinds: Kinds | None
 
-    def constants(
-        self, x: Tensor, rows: Tensor, bias: Tensor | None, members: int, tile: tuple[int, int]
-    ) -> dict[str, Any]:
-        """Return the constants of the kernels, for tiles of a size and a number of warps."""
-        size, warps = tile
+    def constants(self, x: Tensor, rows: Tensor, bias: Tensor | None) -> dict[str, Any]:
+        """Return the constants of the kernels."""
         _, channels, height, width = x.shape
-        own = channels // members
+        own = channels // len(self.dropout.seeds)
         widths = COLUMNS if self.kinds is None else _widths(own)  # then each program has channels of one member
         columns = min(widths, key=lambda columns: triton.cdiv(channels, columns) * columns)
         return (self.dropout.constants() if self.dropout.rate else NO_DROPOUT) | {
@@ -99,18 +92,18 @@ class _Call(NamedTuple):
             **shared_columns(x, rows),
             "BIAS": bias is not None,
             "DROP": bool(self.dropout.rate),
-            "PER_WORD": 1 if own % 4 or self.start(x, members) % 4 else 4,
+            "PER_WORD": 1 if own % 4 or self.start(x) % 4 else 4,
             "FLAT": self.flat,
             "LANES": triton.cdiv(channels, columns),
-            "ROWS": size // columns,
+            "ROWS": TILES[x.itemsize] // columns,
             "COLUMNS": columns,
             "BIG": x.numel() >= 2**31,
-            "num_warps": warps,
+            "num_warps": WARPS,
         }
 
-    def start(self, x: Tensor, members: int) -> int:
+    def start(self, x: Tensor) -> int:
         """Return how many entries of a member come before these images."""
-        return self.dropout.first * (x.shape[1] // members) * (x.shape[2] // 2) * (x.shape[3] // 2)
+        return self.dropout.first * (x.shape[1] // len(self.dropout.seeds)) * (x.shape[2] // 2) * (x.shape[3] // 2)
 
 
 class _CombinePoolDrop(torch.autograd.Function):
@@ -123,11 +116,11 @@ class _CombinePoolDrop(torch.autograd.Function):
         batch, channels, height, width = x.shape
         y = torch.empty(batch, height // 2, width // 2, channels, dtype=x.dtype, device=x.device)
         windows = batch * (height // 2) * (width // 2)
-        constants = call.constants(x, rows, bias, len(seeds), TILES[x.element_size()])
+        constants = call.constants(x, rows, bias)
         tiles, splits = _share(windows, constants, x)
         kernels, kinds = choose_kernels(_kernels, call.bases, x.dtype, call.kinds)
         kernels["forward"][(splits * constants["LANES"],)](
-            *kinds, x, bias, rows, seeds, steps, y, windows, call.start(x, len(seeds)),
+            *kinds, x, bias, rows, seeds, steps, y, windows, call.start(x),
             tiles, splits, **constants,
         )  # fmt: skip
         return y.view(len(seeds), batch, -1) if call.flat else y.permute(0, 3, 1, 2)
@@ -140,7 +133,7 @@ class _CombinePoolDrop(torch.autograd.Function):
         batch, _, height, width = x.shape
         gradient = gradient.contiguous(memory_format=torch.contiguous_format if call.flat else torch.channels_last)
         windows = batch * triton.cdiv(height, 2) * triton.cdiv(width, 2)
-        constants = call.constants(x, rows, bias, len(seeds), TILES[x.element_size()])
+        constants = call.constants(x, rows, bias)
         tiles, splits = _share(windows, constants, x)
         learned = ctx.needs_input_grad[1]
         bases = len(call.bases) if learned else 0
@@ -149,7 +142,7 @@ class _CombinePoolDrop(torch.autograd.Function):
         kernels, kinds = choose_kernels(_kernels, call.bases, x.dtype, call.kinds)
         launch(
             kernels["backward"], splits * constants["LANES"], *kinds, gradient, x,
-            bias, rows, seeds, steps, dx, partial.data, windows, call.start(x, len(seeds)),
+            bias, rows, seeds, steps, dx, partial.data, windows, call.start(x),
             tiles, splits, follows=False, LEARNED=learned, **constants,
         )  # fmt: skip
         sums = partial.add_up(drows, dtype=torch.float32 if bias is None else bias.dtype)

@@ -39,11 +39,7 @@ class Tile(NamedTuple):
     stages: int
 
 
-TILES = {
-    "forward": Tile(64, 32, 4, 3),
-    "queries": Tile(64, 32, 4, 3),
-    "keys": Tile(32, 64, 4, 2),
-}
+TILES = {"forward": Tile(64, 32, 4, 3), "queries": Tile(64, 32, 4, 3), "keys": Tile(32, 64, 4, 2)}
 """For heads of 64 features in 16 bits, by what a kernel computes, as measured on an H200."""
 
 
@@ -132,11 +128,7 @@ def _empty_like_parts(*parts: Tensor) -> tuple[Tensor, ...]:
 
 
 def _launch(
-    kind: str,
-    tensors: tuple[Tensor, ...],
-    statistics: tuple[Tensor, ...],
-    mask: Tensor | None,
-    call: _Call,
+    kind: str, tensors: tuple[Tensor, ...], statistics: tuple[Tensor, ...], mask: Tensor | None, call: _Call
 ) -> None:
     """Launch one of the kernels: `forward`, or that for the gradients of the queries, or of the keys and values."""
     q, k, v = tensors[:3]

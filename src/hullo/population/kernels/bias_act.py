@@ -91,11 +91,11 @@ def combine_biased(
 
     Args:
         x: features, (members, rows, columns).
-        bias: (members, columns); None adds nothing.
+        bias: (members, columns), if there is one.
         rows: coefficients, N for all members or a row of N for each.
         bases: the N base functions; each has a formula.
-        kinds: which bases each member uses; None is all. Other coefficients have no effect, and those of
-            kinds that learn none have a gradient of zero.
+        kinds: which bases each member uses, if they differ. Coefficients of others have no effect; those of kinds that
+            learn none have a gradient of zero.
     """
     call = _Call(bases, kinds, bias is not None, (_VALUE,))
     y: Tensor = _Combine.apply(x, rows, *(() if bias is None else (bias,)), call)[0]

@@ -73,21 +73,16 @@ def normalize_combine(
     Both share their memory. A value with two users gets a gradient from each, and this function adds them up.
 
     Args:
-        x: the output of a convolution in one of the layouts of :mod:`hullo.population.kernels.layouts`; in another
-            order in memory it is copied first.
+        x: images in one of the layouts of :mod:`hullo.population.kernels.layouts`; others are copied first.
         running_mean, running_variance: of each channel. Training updates them in place, as PyTorch does.
         scale, shift: of each channel.
-        rows: coefficients, N for all channels or one row for each of equally many of them.
-        bases: the N base functions; each has a formula.
+        rows, bases, kinds: as :func:`hullo.population.kernels.act_pool_drop.combine_pool_drop` takes them.
         training: whether x is normalized by its own statistics, or by the running ones.
-        momentum: the weight of the new statistics in the running ones.
-        eps: added to variances.
+        momentum, eps: those of the batch norm.
         bias: of each channel, where the convolution left it out. In training it would be subtracted again with the
             mean, so the running mean alone takes it up, and its gradient is zero.
         residual: images like x.
         moments: sums and sums of squares of x, for the statistics of training; without them x is read once more.
-        kinds: which bases each member uses; None is all. Where programs have channels of several members, they compute
-            all bases for each; coefficients that a member does not use are zero.
     """
     operands = Operands(running_mean, running_variance, scale, shift, rows, bias, residual)
     both: tuple[Tensor, Tensor] = _NormalizeCombine.apply(
@@ -126,7 +121,7 @@ class Operands(NamedTuple):
         self, call: Any, x: Tensor, gradients: Sequence[Tensor], learned: bool, *, width: int = 0
     ) -> tuple[Tensor, PartialSums, Tiling, dict[str, Any]]:
         """Return the gradient of the sum before the activation, or dy where it is computed again, and the sums for all
-        other gradients, of each sample and group of channels if those have a width."""
+        other gradients; with a width, those of each sample."""
         samples = x.shape[-4] if width else 1
         constants = self.constants(x, repeat=samples, width=width or 1)
         constants["STORE_DS"] = len(gradients) > 1 or self.residual is not None

@@ -139,11 +139,7 @@ class PartialSums(NamedTuple):
         return cls(data, splits, channels, by_column, bases, each)
 
     def add_up(
-        self,
-        drows: Tensor | None,
-        *,
-        dtype: torch.dtype = torch.float32,
-        zeros: Tensor | None = None,
+        self, drows: Tensor | None, *, dtype: torch.dtype = torch.float32, zeros: Tensor | None = None
     ) -> Tensor:
         """Return the totals of the columns, (by_column, channels), and write those of bases to `drows`, in one launch.
 

@@ -115,11 +115,10 @@ def convolve(
         weight: (K * outputs, inputs, side, side), or (K * outputs, inputs, 1, side) for sequences, which are images of
             one row; multiplied in x's dtype, sums are float32.
         bias: (K * outputs), or None.
-        members: K.
-        stride: of rows and columns.
+        members, stride: K, and the stride of rows and columns.
         padding: rows and columns of zeros before and behind the images.
-        measured: also return sums and sums of squares of each output channel, (2, parts, K * outputs); only for 16-bit
-            types, whose squares float32 holds. Otherwise None is returned for them.
+        measured: whether to return sums and sums of squares of each output channel, (2, parts, K * outputs); only of 16
+            bits, whose squares float32 holds.
         deferred: what `side_stream.flatten` returned with `weight`.
     """
     shape = Shape.of(members, weight, (x.shape[-2], x.shape[-1]), stride, padding)
@@ -131,15 +130,8 @@ def convolve(
 
 class _Convolve(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        shape: Shape,
-        measured: bool,
-        deferred: Deferred | None,
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, *given: Any) -> tuple[Tensor, Tensor | None]:
+        bias, shape, measured, deferred = given
         x, weight = channels_last(x), channels_last(weight.to(x.dtype))
         ctx.save_for_backward(x, weight)
         ctx.shape, ctx.deferred = shape, deferred
@@ -172,23 +164,23 @@ def _forward(
     ways: dict[str, choice.Way] = {"windows": lambda: _convolve_windows(x, weight, bias, shape, measured=measured)}
     if _suits_cudnn(shape, x) and (not measured or _prefers_cudnn(shape)):
         ways["cudnn"] = lambda: (F.conv2d(x, weight, bias, *_moves(shape), 1, shape.members), None)
-    if shape.stride == 1 and bias is None and not shape.line:
-        for with_moments in (True, False) if measured else (False,):
-            tile = row_conv.choose_tile(shape, x, measured=with_moments)
-            if tile is not None:
-                ways["rows"] = partial(row_conv.convolve_rows, x, weight, shape, tile, measured=with_moments)
-                break
-    key = ("forward", shape, x.shape[-4], x.dtype, is_stacked(x), bias is not None, measured)
-    y, moments = choice.compute(key, ways, _default(ways, x, _prefers_cudnn(shape)))
-    return cast(Tensor, y), moments
+    for with_moments in [True, False] if measured else [False]:
+        tile = row_conv.choose_tile(shape, x, measured=with_moments) if bias is None else None
+        if tile is not None:
+            ways["rows"] = partial(row_conv.convolve_rows, x, weight, shape, tile, measured=with_moments)
+            break
+    return _compute("forward", ways, x, shape, bias is not None, measured, prefers_cudnn=_prefers_cudnn(shape))
 
 
-def _default(ways: Mapping[str, choice.Way], x: Tensor, prefers_cudnn: bool) -> str:
-    """Return the way to take where nothing was measured."""
-    own = [name for name in ("rows", "squares") if name in ways]
-    if own and row_conv.is_tuned_for(x.dtype, x.device):
-        return own[0]
-    return "cudnn" if prefers_cudnn and "cudnn" in ways else "windows"
+def _compute(
+    kind: str, ways: Mapping[str, choice.Way], x: Tensor, shape: Shape, *more: bool, prefers_cudnn: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return what the fastest way computes; where nothing was measured, kernels of stride one or two come first."""
+    default = "cudnn" if prefers_cudnn and "cudnn" in ways else "windows"
+    if row_conv.is_tuned_for(x.dtype, x.device):
+        default = next((name for name in ("rows", "squares") if name in ways), default)
+    first, second = choice.compute((kind, shape, x.shape[-4], x.dtype, is_stacked(x), *more), ways, default)
+    return cast(Tensor, first), second
 
 
 def convolve_transposed(
@@ -227,16 +219,14 @@ def _input_gradient(dy: Tensor, weight: Tensor, shape: Shape) -> Tensor:
     ways: dict[str, choice.Way] = {"windows": lambda: _convolve_windows(dy, weight, None, shape, transposed=True)}
     if _suits_cudnn(shape, dy):
         ways["cudnn"] = lambda: (_cudnn_backward(dy, None, weight, shape, (True, False, False))[0], None)
-    if shape.stride == 1 and not shape.line:
-        mirrored = shape.transposed()
-        tile = row_conv.choose_tile(mirrored, dy)
-        if tile is not None:
-            ways["rows"] = partial(row_conv.convolve_rows, dy, weight, mirrored, tile, transposed=True)
+    mirrored = shape.transposed()
+    tile = row_conv.choose_tile(mirrored, dy)
+    if tile is not None:
+        ways["rows"] = partial(row_conv.convolve_rows, dy, weight, mirrored, tile, transposed=True)
     square_tile = square_gradient.choose_tile(shape, dy)
     if square_tile is not None:
         ways["squares"] = lambda: (square_gradient.input_gradient(dy, weight, shape, square_tile), None)
-    key = ("input gradient", shape, dy.shape[-4], dy.dtype, is_stacked(dy))
-    return cast(Tensor, choice.compute(key, ways, _default(ways, dy, _prefers_cudnn(shape)))[0])
+    return _compute("input gradient", ways, dy, shape, prefers_cudnn=_prefers_cudnn(shape))[0]
 
 
 def _cudnn_backward(
@@ -253,13 +243,7 @@ def _cudnn_backward(
 
 
 def _convolve_windows(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    shape: Shape,
-    *,
-    transposed: bool = False,
-    measured: bool = False,
+    x: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape, *, transposed: bool = False, measured: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """Return outputs from images or, where `transposed`, gradients of images from those of outputs; and moments."""
     channels, outputs = shape.in_channels, shape.out_channels
@@ -300,14 +284,12 @@ def _weight_gradient(
     ways: dict[str, choice.Way] = {"windows": lambda: _weight_gradient_by_windows(dy, x, weight, shape, biased=biased)}
     if _suits_cudnn(shape, x):
         ways["cudnn"] = lambda: _cudnn_backward(dy, x, weight, shape, (False, True, biased))[1:]
-    if shape.stride == 1 and not biased and not shape.line:
-        tile = row_conv.choose_weight_tile(shape, x)
-        if tile is not None:
-            ways["rows"] = lambda: (row_conv.weight_gradient(dy, x, shape, tile), None)
-    key = ("weight gradient", shape, x.shape[-4], x.dtype, is_stacked(x), biased)
+    tile = None if biased else row_conv.choose_weight_tile(shape, x)
+    if tile is not None:
+        ways["rows"] = lambda: (row_conv.weight_gradient(dy, x, shape, tile), None)
     prefers_cudnn = shape.in_channels == shape.out_channels or _prefers_cudnn(shape)
-    dweight, dbias = choice.compute(key, ways, _default(ways, x, prefers_cudnn))
-    return cast(Tensor, dweight), dbias if biased else None
+    dweight, dbias = _compute("weight gradient", ways, x, shape, biased, prefers_cudnn=prefers_cudnn)
+    return dweight, dbias if biased else None
 
 
 def _weight_gradient_by_windows(

@@ -30,14 +30,6 @@ class Layout:
     Args:
         parameters: tensors without gaps, each with its members in the first dimension, which is the outermost in
             memory too.
-
-    Example:
-        >>> import torch
-        >>> from hullo.population.kernels.flat_optim import Layout
-        >>> layout = Layout([torch.ones(2, 3, 2, 2), torch.zeros(2, 10)])
-        >>> values = layout.buffer(torch.float32)
-        >>> [tuple(view.shape) for view in layout.views(values)]
-        [(2, 3, 2, 2), (2, 10)]
     """
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
@@ -97,14 +89,12 @@ def update(
 
     Args:
         layout: where the parameters are in the buffers.
-        values: w, a buffer of float32.
-        state: none, one or two buffers of float32.
+        values, state: w, and none, one or two others; buffers of float32.
         gradients: of each parameter; a parameter without one stays as it is.
         rates, decays: learning rates and weight decay of each member, (members,), float64.
         counts: the number of updates of each parameter, (parameters,), float64.
         rule: how numbers are updated.
-        own: rates and decays of each parameter and member, (parameters, members), float64; NaN stands for those of
-            the member.
+        own: rates and decays of each parameter and member, (parameters, members), float64; NaN stands for the member's.
         factor: what rates are multiplied with, one number or (members,).
         scale: what gradients are multiplied with first, (members,).
         copies: a buffer that takes the new values in its own precision.

@@ -22,12 +22,7 @@ from torch import Tensor
 
 from hullo.bases import Base
 from hullo.population.kernels.bn_act import Operands
-from hullo.population.kernels.channel_stats import (
-    TILES,
-    Tiling,
-    count_rows,
-    partial_statistics,
-)
+from hullo.population.kernels.channel_stats import TILES, Tiling, count_rows, partial_statistics
 from hullo.population.kernels.kinds import Kinds
 from hullo.population.kernels.launch import launch, once_differentiable, wait_for_previous
 from hullo.population.kernels.layouts import all_channels, by_sample, channels_last, is_stacked
@@ -52,17 +47,12 @@ def group_norm_combine(
     Both share their memory. A value with two users gets a gradient from each, and this function adds them up.
 
     Args:
-        x: images in one of the layouts of :mod:`hullo.population.kernels.layouts`; in another order in memory they are
-            copied first.
+        x, rows, bases, residual, kinds: as :func:`hullo.population.kernels.bn_act.normalize_combine` takes them.
         scale, shift: of each channel; one and zero by default.
-        rows: coefficients, N for all channels or one row for each of equally many of them.
-        bases: the N base functions; each has a formula.
         width: number of channels of a group.
         eps: added to variances.
         bias: of each channel, where the convolution left it out.
-        residual: images like x.
         dtype: of the result, by default that of x.
-        kinds: which bases each member uses, as :func:`hullo.population.kernels.bn_act.normalize_combine` takes them.
     """
     channels = all_channels(x)
     call = _Call(tuple(bases), width, eps, x.dtype if dtype is None else dtype, kinds)

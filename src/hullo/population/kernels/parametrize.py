@@ -42,7 +42,7 @@ def parametrize(
         codes: the parametrization of each number, like `raw`, as in :data:`hullo.population.activations.CODES`.
         order: which of the K * R rows each row of the buffer is made of.
         uses: which rows of the buffer are made of each row, (K * R, most), padded with -1.
-        heights: how many rows of the buffer belong to each call.
+        heights: the number of rows of each call.
     """
     made: tuple[Tensor, ...] = _Parametrize.apply(raw, fixed, codes, order, uses, heights)
     return made
@@ -58,15 +58,8 @@ def restrict(raw: Tensor, gradient: Tensor, codes: Tensor) -> Tensor:
 
 class _Parametrize(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        raw: Tensor,
-        fixed: Tensor,
-        codes: Tensor,
-        order: Tensor,
-        uses: Tensor,
-        heights: Sequence[int],
-    ) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, raw: Tensor, *given: Any) -> tuple[Tensor, ...]:
+        fixed, codes, order, uses, heights = given
         coefficients = raw.new_empty(len(order), raw.shape[2])
         _launch(_transform, (raw.contiguous(), fixed, coefficients, order), codes, len(order))
         ctx.save_for_backward(coefficients, codes, uses)

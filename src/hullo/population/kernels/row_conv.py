@@ -65,7 +65,7 @@ results, so no shape is served that was not measured."""
 def choose_tile(shape: Shape, x: Tensor, *, measured: bool = False) -> Tile | None:
     """Return the settings with which to convolve x; None for what `_convolve_kernel` does not serve."""
     tiles = MOMENT_TILES if measured else TILES
-    tile = tiles.get(shape.layer) if x.dtype == torch.bfloat16 or INTERPRETED else None
+    tile = tiles.get(shape.layer) if _is_served(shape, x) else None
     if tile is None or not all(0 <= padding < shape.kernel for padding in shape.padding):
         return None  # in wider padding there are output rows without an input row
     height, width = shape.out_size
@@ -73,6 +73,10 @@ def choose_tile(shape: Shape, x: Tensor, *, measured: bool = False) -> Tile | No
     if shape.in_channels == shape.out_channels == 64 and programs > 2 * processors(x):
         return None  # loading the weights of so many programs takes too long
     return tile._replace(segment=min(tile.segment, split_rows(height, programs, x)))
+
+
+def _is_served(shape: Shape, x: Tensor) -> bool:
+    return shape.stride == 1 and not shape.line and (x.dtype == torch.bfloat16 or INTERPRETED)
 
 
 def is_tuned_for(dtype: torch.dtype, device: torch.device) -> bool:
@@ -271,8 +275,8 @@ WEIGHT_TILES = {
 
 def choose_weight_tile(shape: Shape, x: Tensor) -> WeightTile | None:
     """Return the settings with which to compute the weights' gradient; None where others have to."""
-    tile = WEIGHT_TILES.get(shape.layer)
-    if tile is None or not (x.dtype == torch.bfloat16 or INTERPRETED):
+    tile = WEIGHT_TILES.get(shape.layer) if _is_served(shape, x) else None
+    if tile is None:
         return None
     blocks = triton.cdiv(shape.kernel + tile.group - 1, tile.taps)
     groups = x.shape[-4] * triton.cdiv(shape.out_size[1], tile.group)
