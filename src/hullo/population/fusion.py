@@ -186,7 +186,8 @@ def _find_pool(pool: fx.Node, sites: Sites) -> Fusion | None:
     act = act or _as_constant((get_base("identity"),), (1.0,), pool)
     inner, last, dropout, flat = [*inner, pool], pool, None, False
     rate, user = 0.0, _only_user(last)
-    if user is not None and user.target is aten.dropout.default and user.args[2] and 0 < user.args[1] < 1:
+    is_dropout = user is not None and user.target is aten.dropout.default and pool.meta["val"].shape[1] % 4 == 0
+    if is_dropout and user.args[2] and 0 < user.args[1] < 1:
         inner, last, dropout, rate = [*inner, user], user, user, user.args[1]
         user = _only_user(last)
     if user is not None and user.target is aten.permute.default and list(user.args[1]) == [0, 2, 3, 1]:

@@ -80,10 +80,10 @@ CASES = {
     "kerasnet, last pool": Case(2, 64, (5, 5), flat=True, bias=True),
     "lenet": Case(3, 20, (4, 4), rate=0.0, bias=True),
     "lenet, last pool": Case(3, 50, (4, 4), rate=0.0, flat=True),
-    "odd everything": Case(3, 5, (7, 3), flat=True, bias=True),
+    "odd everything": Case(3, 5, (7, 3), rate=0.0, flat=True, bias=True),
     "one member": Case(1, 8, (4, 6), bias=True),
     "one activation a channel": Case(2, 12, (4, 4), per_channel=True),
-    "a part of a batch": Case(2, 6, (3, 4), first=5),
+    "a part of a batch": Case(2, 12, (3, 4), first=5),
 }
 
 

@@ -26,6 +26,7 @@ from hullo.population.kernels import (  # noqa: E402
     row_conv,
     square_gradient,
 )
+from hullo.population.kernels.dropout import Dropout  # noqa: E402
 from hullo.population.kernels.layouts import all_channels, channels_last, empty_images  # noqa: E402
 from hullo.population.rules import RULES, Context  # noqa: E402
 from hullo.population.values import Value  # noqa: E402
@@ -188,8 +189,9 @@ def test_offsets_have_64_bits_where_32_do_not_hold_them(images: int, monkeypatch
     row_conv.convolve_rows(x, weight, shape, row_conv.TILES[3, 16, 16])
     row_conv.weight_gradient(x, x, shape, row_conv.WEIGHT_TILES[3, 16, 16])
     square_gradient.input_gradient(dy, weight, halved, square_gradient.TILES[3, 16, 32])
-    call = act_pool_drop._Call((), False, 0, None, None)
-    flags.append(call.constants(x, torch.empty(3, device="meta"), None, 2, (1024, 4))["BIG"])
+    numbers = torch.empty(2, dtype=torch.int64, device="meta")
+    call = act_pool_drop._Call((), False, Dropout(numbers, numbers, 0, 0.0), None)
+    flags.append(call.constants(x, torch.empty(3, device="meta"), None)["BIG"])
     flags.append(channel_stats.Tiling.of(x, channel_stats.TILES["apply"]).constants["BIG"])
     found = [flag for flag in flags if flag is not None]  # sums over parts of weights have none
     assert found == [x.numel() >= 2**31] * 7

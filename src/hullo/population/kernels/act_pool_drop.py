@@ -57,7 +57,7 @@ def combine_pool_drop(
         x: the output of a convolution; it is copied if channels are not last.
         rows: coefficients, N for all channels or one row for each of equally many of them.
         bases: the N base functions; each has a formula.
-        dropout: which entries are kept; the rate may be zero.
+        dropout: which entries are kept; the rate is zero unless members have multiples of four channels.
         bias: of each channel, added to x.
         flat: whether the result is (members, B, height * width * channels), with channels last.
         kinds: which bases each member uses, if they differ. Coefficients of others are zero, so programs whose channels
@@ -92,7 +92,6 @@ class _Call(NamedTuple):
             **shared_columns(x, rows),
             "BIAS": bias is not None,
             "DROP": bool(self.dropout.rate),
-            "PER_WORD": 1 if own % 4 or self.start(x) % 4 else 4,
             "FLAT": self.flat,
             "LANES": triton.cdiv(channels, columns),
             "ROWS": TILES[x.itemsize] // columns,
@@ -198,7 +197,7 @@ def forward(
     x_ptr, bias_ptr, rows_ptr, seeds, steps, y_ptr, windows, start, tiles, splits,
     PURPOSE: tl.constexpr, LEAST: tl.constexpr, SCALE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     CHANNELS: tl.constexpr, OWN: tl.constexpr, GROUP: tl.constexpr, BIAS: tl.constexpr, DROP: tl.constexpr,
-    PER_WORD: tl.constexpr, FLAT: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    FLAT: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     BIG: tl.constexpr, EACH: tl.constexpr,
 ):
     DOWN: tl.constexpr = HEIGHT // 2
@@ -209,7 +208,7 @@ def forward(
         $WINDOWS
         y = larger(larger(a0, a1), larger(a2, a3))
         if DROP:
-            kept = keep_columns(keys, start + window * OWN, lane * COLUMNS, LEAST, OWN, ROWS, COLUMNS, PER_WORD)
+            kept = keep_columns(keys, start + window * OWN, lane * COLUMNS, LEAST, OWN, ROWS, COLUMNS)
             y = y * kept * SCALE
         tl.store(y_ptr + place, y.to(y_ptr.dtype.element_ty), mask=inside)
 
@@ -219,7 +218,7 @@ def backward(
     dy_ptr, x_ptr, bias_ptr, rows_ptr, seeds, steps, dx_ptr, partial_ptr, windows, start, tiles, splits,
     PURPOSE: tl.constexpr, LEAST: tl.constexpr, SCALE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     CHANNELS: tl.constexpr, OWN: tl.constexpr, GROUP: tl.constexpr, BIAS: tl.constexpr, DROP: tl.constexpr,
-    PER_WORD: tl.constexpr, FLAT: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    FLAT: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     BIG: tl.constexpr, EACH: tl.constexpr, LEARNED: tl.constexpr, EARLY: tl.constexpr,
 ):
     DOWN: tl.constexpr = (HEIGHT + 1) // 2
@@ -237,7 +236,7 @@ def backward(
         below = wins(tl.where(right_below, a3, a2), tl.where(right_above, a1, a0))
         x = tl.where(below, tl.where(right_below, x3, x2), tl.where(right_above, x1, x0))
         if DROP:
-            dy *= keep_columns(keys, start + pooled * OWN, lane * COLUMNS, LEAST, OWN, ROWS, COLUMNS, PER_WORD) * SCALE
+            dy *= keep_columns(keys, start + pooled * OWN, lane * COLUMNS, LEAST, OWN, ROWS, COLUMNS) * SCALE
         $VALUES
         $SLOPES
         $SLOPE
@@ -271,7 +270,7 @@ known = column < CHANNELS
 some = lane * COLUMNS + EACH * tl.arange(0, COLUMNS // EACH)[None, :]
 group = tl.where(some < CHANNELS, some, 0) // GROUP
 if DROP:
-    keys = open_columns(seeds, steps, lane * COLUMNS, PURPOSE, CHANNELS, OWN, COLUMNS, PER_WORD)
+    keys = open_columns(seeds, steps, lane * COLUMNS, PURPOSE, CHANNELS, OWN, COLUMNS)
 if BIAS:
     bias = tl.load(bias_ptr + column, mask=known, other=0.0).to(tl.float32)
 """

@@ -134,7 +134,12 @@ def _launch(
     q, k, v = tensors[:3]
     members, batch, heads, rows, features = q.shape
     columns = k.shape[-2]
-    tile = _choose(kind, q, rows, columns, max(features, v.shape[-1]))
+    tile = TILES[kind]
+    if q.dtype == torch.float32:  # twice the memory, and products without tensor cores
+        tile = Tile(32, 32, 4, 1)
+    elif max(features, v.shape[-1]) > 64:
+        tile = tile._replace(stages=2)
+    tile = tile._replace(rows=min(tile.rows, block(rows)), columns=min(tile.columns, block(columns)))
     tiles = triton.cdiv(columns, tile.columns) if kind == "keys" else triton.cdiv(rows, tile.rows)
     _KERNELS[kind][(tiles * members * batch * heads,)](
         *tensors, *statistics, q if mask is None else mask, call.dropout.seeds, call.dropout.steps,
@@ -146,16 +151,6 @@ def _launch(
         WIDTH=block(features), WIDE=block(v.shape[-1]),
         ROWS=tile.rows, COLUMNS=tile.columns, STAGES=tile.stages, num_warps=tile.warps,
     )  # fmt: skip
-
-
-def _choose(kind: str, q: Tensor, rows: int, columns: int, features: int) -> Tile:
-    """Return the settings of a kernel for heads of a size."""
-    tile = TILES[kind]
-    if q.dtype == torch.float32:  # twice the memory, and products without tensor cores
-        tile = Tile(32, 32, 4, 1)
-    elif features > 64:
-        tile = tile._replace(stages=2)
-    return tile._replace(rows=min(tile.rows, block(rows)), columns=min(tile.columns, block(columns)))
 
 
 @triton.jit

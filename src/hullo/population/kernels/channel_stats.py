@@ -24,13 +24,12 @@ from hullo.population.kernels.layouts import all_channels, is_stacked
 
 
 class Tile(NamedTuple):
-    """Describe the work of a program: how many 16-byte loads a thread makes per tile of a tensor, how many warps a
-    program has, how many programs a multiprocessor runs, and how many columns a program has at most."""
+    """Hold the settings of a kernel."""
 
-    loads: int
+    loads: int  # of 16 bytes that a thread makes per tile of a tensor
     warps: int
-    programs: int
-    columns: int = 128
+    programs: int  # of a multiprocessor
+    columns: int = 128  # the most of a program
 
 
 TILES = {
@@ -141,12 +140,10 @@ class PartialSums(NamedTuple):
     def add_up(
         self, drows: Tensor | None, *, dtype: torch.dtype = torch.float32, zeros: Tensor | None = None
     ) -> Tensor:
-        """Return the totals of the columns, (by_column, channels), and write those of bases to `drows`, in one launch.
+        """Return the totals of the columns, (by_column, channels).
 
-        Args:
-            drows: for each group of columns, the total of each base.
-            dtype: the type of the columns' totals.
-            zeros: a tensor (channels,) that is set to zero.
+        The same launch writes those of each base and group of columns to `drows`, and sets `zeros`, (channels,), to
+        zero.
         """
         sums = torch.empty(self.by_column, self.channels, dtype=dtype, device=self.data.device)
         rows = 0 if drows is None else drows.numel()

@@ -53,7 +53,7 @@ class Tile(NamedTuple):
 WINDOWS, WIDE_WINDOWS = Tile(256, 64, 32, 4, 3), Tile(128, 128, 64, 8, 3)
 """For up to 64 outputs, and for more; measured on an H200, as are those of the gradients of weights."""
 
-WEIGHTS, WIDE_WEIGHTS = Tile(128, 64, 64, 4, 3), Tile(128, 128, 64, 4, 3)
+WEIGHTS = Tile(128, 128, 64, 4, 3)
 
 LEAST, NARROW = 16, 64
 """For more channels than the first and at most the second, these kernels were always faster than cuDNN on an H200."""
@@ -295,8 +295,7 @@ def _weight_gradient(
 def _weight_gradient_by_windows(
     dy: Tensor, x: Tensor, weight: Tensor, shape: Shape, *, biased: bool
 ) -> tuple[Tensor, Tensor | None]:
-    tile = WIDE_WEIGHTS if shape.out_channels > WEIGHTS.outputs else WEIGHTS
-    height = 1 if shape.line else shape.kernel
+    tile, height = WEIGHTS, 1 if shape.line else shape.kernel
     inner, positions = shape.in_channels * height * shape.kernel, dy.numel() // all_channels(dy)
     rows, wide = min(tile.rows, block(inner + biased)), min(tile.outputs, block(shape.out_channels))
     blocks, across = triton.cdiv(inner + biased, rows), triton.cdiv(shape.out_channels, wide)

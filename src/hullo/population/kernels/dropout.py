@@ -148,30 +148,24 @@ def is_kept(words, place, LEAST):
 
 @triton.jit
 def open_columns(
-    seeds, steps, column, PURPOSE: tl.constexpr, CHANNELS: tl.constexpr, OWN: tl.constexpr, COLUMNS: tl.constexpr,
-    EACH: tl.constexpr,
-):  # fmt: skip
-    """Return streams for COLUMNS of CHANNELS, from `column` on, of which each member has OWN; one per EACH of them."""
-    columns = column + EACH * tl.arange(0, COLUMNS // EACH)[None, :]
+    seeds, steps, column, PURPOSE: tl.constexpr, CHANNELS: tl.constexpr, OWN: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """Return streams for COLUMNS of CHANNELS, from `column` on, of which each member has OWN; one for four columns."""
+    columns = column + 4 * tl.arange(0, COLUMNS // 4)[None, :]
     return open_keys(seeds, steps, tl.where(columns < CHANNELS, columns, 0) // OWN, PURPOSE)
 
 
 @triton.jit
 def keep_columns(
-    keys, start, column, LEAST: tl.constexpr, OWN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    EACH: tl.constexpr,
-):  # fmt: skip
+    keys, start, column, LEAST: tl.constexpr, OWN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
     """Return which entries of (ROWS, COLUMNS) are kept, where `start` says how many a member has before each row.
 
-    EACH is 4, a whole word, where a member's channels and its entries before are multiples of that, else 1.
+    Four channels are a word of the stream: members have multiples of that.
     """
-    position = start + (column + EACH * tl.arange(0, COLUMNS // EACH)[None, :]) % OWN
-    words = draw(keys, position // 4)
-    if EACH == 4:
-        kept = tl.reshape(is_kept(words[:, :, None], tl.arange(0, 4)[None, None, :], LEAST), [ROWS, COLUMNS])
-    else:
-        kept = is_kept(words, position % 4, LEAST)
-    return kept.to(tl.float32)
+    position = start + (column + 4 * tl.arange(0, COLUMNS // 4)[None, :]) % OWN
+    words = draw(keys, position // 4)[:, :, None]
+    return tl.reshape(is_kept(words, tl.arange(0, 4)[None, None, :], LEAST), [ROWS, COLUMNS]).to(tl.float32)
 
 
 @triton.jit

@@ -60,8 +60,6 @@ some others Triton 3.6 made code with wrong results, so what was not checked tak
 
 LEAST_STACKED, MOST_STACKED = 16, 32
 """The numbers of outputs per member of first convolutions that may stack them."""
-
-
 MOST_INNER, MOST_OUTPUTS = {2: 128, 4: 32}, 64
 """By the bytes of an entry, the most numbers of a window with its one, and the most outputs per member, for which
 registers suffice and shared memory does on GPUs with 99 KB of it."""
@@ -74,10 +72,7 @@ def is_served(weight_shape: torch.Size, dtype: torch.dtype) -> bool:
 
 
 def is_tuned(weight_shape: torch.Size, dtype: torch.dtype, device: torch.device) -> bool:
-    """Return whether settings for images in any type were measured; elsewhere other convolutions may be faster.
-
-    `weight_shape` is that of one member, (outputs, inputs, side, side).
-    """
+    """Return whether settings for images in any type were measured; elsewhere other convolutions may be faster."""
     outputs, inputs, side, _ = weight_shape
     return (False, inputs, side, outputs) in FORWARD and is_tuned_for(dtype, device)
 
@@ -105,16 +100,14 @@ def convolve(
     """Convolve images with stride one; return (B, members * outputs, H, W), channels last, and moments.
 
     Args:
-        images: uint8 values (count, channels, height, width), to be chosen, moved and scaled; without `order`, any
-            numbers (members, B, channels, height, width). They get no gradient.
-        order: the index of each image of each member, (members, B).
-        moves: the flip and shift of each image as `draw_moves` returns them, (members, B, 3).
-        weight: (members * outputs, channels, side, side), in any memory format.
-        bias: (members * outputs), or None.
-        same: pad with zeros such that the output has the size of the images.
+        images: bytes (count, channels, height, width), to be chosen, moved and scaled; without `order`, any numbers
+            (members, B, channels, height, width). They get no gradient.
+        order, moves: those of :class:`hullo.population.images.AugmentedImages`, or None.
+        weight, bias: (members * outputs, channels, side, side), in any memory format, and (members * outputs) or None.
+        same: whether images are padded with zeros such that the output has their size.
         dtype: that of the result and of the factors; sums are float32.
-        measured: also return the moments of each output channel, as the convolutions of other layers do.
-        stacked: return (members, B, outputs, H, W) instead; see :mod:`hullo.population.kernels.layouts`.
+        measured: whether to return the moments of each output channel, as the convolutions of other layers do.
+        stacked: whether to return (members, B, outputs, H, W); see :mod:`hullo.population.kernels.layouts`.
     """
     if not (images[0, 0] if order is None else images).is_contiguous():
         images = images.contiguous()

@@ -55,11 +55,9 @@ class Deferred:
 def flatten(weight: Tensor) -> tuple[Tensor, Deferred | None]:
     """Return weights (K, outputs, ...) as (K * outputs, ...), and what can defer their gradient to the second stream.
 
-    That is None for what is no parameter, in a step that is not captured, where the result would be a copy, and where
-    there are hooks: they may change the parameter, which the rest of the backward pass still reads, or read what the
-    other stream computes.
-
-    Call it before any other use of a parameter: the first use decides to which stream the parameter's node belongs.
+    That is None in a step that is not captured, for what is no parameter, where the result would be a copy, and for
+    parameters with hooks, which may change them or read what the other stream computes. The first use of a parameter
+    decides to which stream its node belongs, so call this before any other.
     """
     is_view = weight.stride(0) == weight.shape[1] * weight.stride(1)
     is_hooked = weight._backward_hooks or weight._post_accumulate_grad_hooks
@@ -105,11 +103,10 @@ class _Flatten(torch.autograd.Function):
 
 
 class _Work(NamedTuple):
-    """Hold a computation, the stream that made what it reads, and an event.
+    """Hold a computation, the stream that made what it reads, and the event after which the second stream may start.
 
-    The event is that after which the second stream may start or, once it runs, that of its end. The first stream waits
-    for the end before the tensors are released; `Tensor.record_stream` would keep their memory until the end of the
-    capture.
+    Once it runs, the event is its end. The first stream waits for that before the tensors are released;
+    `Tensor.record_stream` would keep their memory until the end of the capture.
     """
 
     compute: Compute
