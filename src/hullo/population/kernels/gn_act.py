@@ -71,14 +71,17 @@ class _Call(NamedTuple):
     dtype: torch.dtype
     kinds: Kinds | None
 
-    def sizes(self, x: Tensor) -> dict[str, int]:
-        """Return the constants of the kernels that merge sums of columns."""
+    def constants(self, x: Tensor, bias: Tensor | None, splits: int) -> dict[str, int]:
+        """Return the constants of the kernels that merge sums of columns, those of so many programs."""
+        block = triton.next_power_of_2(self.width)
         return {
             "STACK": x.shape[-4] * (len(x) if is_stacked(x) else 1),
             "CHANNELS": x.shape[-3],
             "REPEAT": x.shape[-4],
             "WIDTH": self.width,
-            "BLOCK": triton.next_power_of_2(self.width),
+            "BLOCK": block,
+            "PARTS": min(triton.next_power_of_2(splits), max(1, 2048 // block)),
+            "BIAS": bias is not None,
         }
 
 
@@ -111,10 +114,9 @@ class _GroupNormCombine(torch.autograd.Function):
         samples, channels = x.shape[-4], len(scale)
         sums = torch.empty(2, len(mean), dtype=torch.float32, device=x.device)
         dbias = torch.empty(0 if bias is None else samples, channels, dtype=torch.float32, device=x.device)
-        sizes = call.sizes(x)
         launch(
             _merge_sums, len(mean), partial.data, scale, variance, offsets, sums, dbias, call.eps, *tiling.sizes,
-            follows=True, **sizes, PARTS=_parts(tiling.splits, sizes["BLOCK"]), BIAS=bias is not None,
+            follows=True, **call.constants(x, bias, tiling.splits),
         )  # fmt: skip
         tiling, dx = Tiling.of(by_sample(x), TILES["backward_input"]), torch.empty_like(x)
         operands.launch(
@@ -133,11 +135,6 @@ class _GroupNormCombine(torch.autograd.Function):
         )
 
 
-def _parts(splits: int, block: int) -> int:
-    """Return how many partial sums of a block of columns a program loads at once."""
-    return int(min(triton.next_power_of_2(splits), max(1, 2048 // block)))
-
-
 def _compute_statistics(x: Tensor, bias: Tensor | None, call: _Call) -> tuple[Tensor, Tensor, Tensor]:
     """Return the mean and the variance of x + bias for each sample and group, and of each channel its mean less that of
     its group where there is a bias."""
@@ -147,11 +144,9 @@ def _compute_statistics(x: Tensor, bias: Tensor | None, call: _Call) -> tuple[Te
     launch(partial_statistics, tiling.programs, x, partial, *tiling.sizes, follows=False, **tiling.constants)
     mean, variance = torch.empty(2, samples * channels // call.width, dtype=torch.float32, device=x.device)
     offsets = torch.empty(0 if bias is None else samples, channels, dtype=torch.float32, device=x.device)
-    sizes = call.sizes(x)
     launch(
         _merge_statistics, len(mean), partial, bias, mean, variance, offsets, *tiling.sizes,
-        follows=True, **sizes, ROWS=tiling.constants["ROWS"], PARTS=_parts(tiling.splits, sizes["BLOCK"]),
-        BIAS=bias is not None,
+        follows=True, ROWS=tiling.constants["ROWS"], **call.constants(x, bias, tiling.splits),
     )  # fmt: skip
     return mean, variance, offsets
 
