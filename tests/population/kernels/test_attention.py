@@ -146,6 +146,14 @@ def test_parts_of_one_tensor_have_gradients_in_one_tensor_and_outputs_are_rows_o
     assert all(one.equal(other) for one, other in zip(found, expected, strict=True))
 
 
+def test_parts_of_one_tensor_beside_which_others_lie_have_the_gradients_of_copies() -> None:
+    whole, found = torch.randn(MEMBERS, BATCH, 6, 4, HEADS, 16, device=DEVICE), []
+    for parts in (whole.permute(3, 0, 1, 4, 2, 5)[:3], whole.permute(3, 0, 1, 4, 2, 5)[:3].clone()):
+        leaves = [item.detach().requires_grad_() for item in parts]
+        found.append(torch.autograd.grad(attend(*leaves, None, DROPOUT).square().sum(), leaves))
+    assert all(one.equal(other) for one, other in zip(*found, strict=True))
+
+
 def test_second_derivatives_are_refused() -> None:
     q, k, v, _ = (item.to(DEVICE).requires_grad_() for item in draw(3, 4, 16, 16))
     y = attend(q, k, v, None, DROPOUT)
