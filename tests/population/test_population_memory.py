@@ -223,6 +223,12 @@ def in_float32(net: Any, x: Tensor) -> Tensor:
     return y.double()
 
 
+def copied_into_float32(net: Any, x: Tensor) -> Tensor:
+    y = torch.empty(x.shape, dtype=torch.float32)
+    y.copy_(net.a(x))
+    return (y * 1e4).double() - net.b(x)
+
+
 @pytest.mark.parametrize(
     "compute",
     [
@@ -235,6 +241,7 @@ def in_float32(net: Any, x: Tensor) -> Tensor:
         part_of_a_copied_part,
         copied_without_gradients,
         in_float32,
+        copied_into_float32,
     ],
 )
 def test_copies_and_activations_in_place_are_those_of_a_network(compute: Callable[..., Tensor]) -> None:
