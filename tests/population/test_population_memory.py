@@ -223,6 +223,12 @@ def in_float32(net: Any, x: Tensor) -> Tensor:
     return y.double()
 
 
+def read_when_counted(net: Any, x: Tensor) -> Tensor:
+    count = net.memory + 1
+    net.memory.copy_(count)
+    return net.a(x) * count
+
+
 def copied_into_float32(net: Any, x: Tensor) -> Tensor:
     y = torch.empty(x.shape, dtype=torch.float32)
     y.copy_(net.a(x))
@@ -242,6 +248,7 @@ def copied_into_float32(net: Any, x: Tensor) -> Tensor:
         copied_without_gradients,
         in_float32,
         copied_into_float32,
+        read_when_counted,
     ],
 )
 def test_copies_and_activations_in_place_are_those_of_a_network(compute: Callable[..., Tensor]) -> None:
