@@ -256,6 +256,12 @@ def test_other_in_dims_are_refused(in_dims: Any) -> None:
         population(torch.randn(2, 3), in_dims=in_dims)
 
 
+@pytest.mark.parametrize("dim", [1, 2, -1, -2])
+def test_members_may_be_in_any_dimension_of_an_input(dim: int) -> None:
+    population, x = Population([nn.Linear(3, 3), nn.Linear(3, 3)]), torch.randn(2, 4, 3)
+    torch.testing.assert_close(population(x.movedim(0, dim), in_dims=dim), population(x))
+
+
 class Clamped(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
