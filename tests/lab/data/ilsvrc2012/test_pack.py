@@ -97,6 +97,18 @@ def test_shard_with_as_many_other_images_is_rewritten(tmp_path, pack):
     assert np.array_equal(read_images(again.images("val"), [2])[0], decode(content))
 
 
+@pytest.mark.parametrize("number", [1, 5])  # the first and the last of a shard
+def test_shard_without_an_image_that_was_broken_is_rewritten(tmp_path, pack, number):
+    source, packed = lay_out(tmp_path / "source"), tmp_path / "packed"
+    broken = source / "val" / f"ILSVRC2012_val_0000000{number}.JPEG"
+    content = broken.read_bytes()
+    broken.write_bytes(b"<html>")
+    assert pack(source, packed, partial=True).splits["val"].num_images == 5
+    broken.write_bytes(content)
+    assert pack(source, packed).is_complete
+    assert contents(packed) == contents(pack(source, tmp_path / "fresh").folder)
+
+
 @pytest.fixture
 def damaged(tmp_path):
     """Return a source with two files that are no images."""
