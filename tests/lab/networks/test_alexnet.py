@@ -138,7 +138,7 @@ def test_logits_match_plain_pytorch() -> None:
 
 
 def test_population_trains_like_its_members(pair: Population) -> None:
-    members, batch = pair.eval()[:], images()
+    members, batch = [*pair.eval()], images()
     optimizer = SGD(pair, lr=0.01)
     together = pair(batch, in_dims=None)
     together.square().mean((1, 2)).sum().backward()
