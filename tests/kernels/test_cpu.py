@@ -146,3 +146,16 @@ def test_tensor_of_a_class_with_a_conversion_of_its_own_is_supported() -> None:
     (gradient,) = torch.autograd.grad(y.sum(), own)
     leaf = x.clone().requires_grad_()
     torch.testing.assert_close(gradient.as_subclass(torch.Tensor), torch.autograd.grad(act(leaf).sum(), leaf)[0])
+
+
+@pytest.mark.parametrize(
+    "cut", [lambda x: x, lambda x: x[..., ::2], lambda x: x[:, ::2]], ids=["whole", "width", "channels"]
+)
+def test_outputs_and_gradients_are_laid_out_as_those_of_relu(cut: Callable[[Tensor], Tensor]) -> None:
+    x = cut(torch.randn(2, 6, 5, 8).to(memory_format=torch.channels_last)).detach().requires_grad_()
+    results = []
+    for act in (torch.nn.ReLU(), hullo.AffineHull("identity", "relu", "tanh")):
+        y = act(x)
+        results.append((y.stride(), torch.autograd.grad(y.sum(), x)[0].stride()))
+    assert results[0][0] == results[1][0]
+    assert results[1][1] == results[1][0]

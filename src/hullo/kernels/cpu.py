@@ -151,4 +151,4 @@ def _value(base: Base, x: Tensor) -> Tensor:
 def _tanh_for_gradients(x: Tensor) -> Tensor:
     """Compute 2 sigmoid(2x) - 1, a quarter of the time of torch.tanh, with an absolute error of 2e-7 in float32: in
     gradients, small values need no relative precision."""
-    return x.tanh() if x.dtype == torch.float64 else x.mul(2).sigmoid_().mul_(2).sub_(1)
+    return x.mul(2).sigmoid_().mul_(2).sub_(1)
