@@ -266,7 +266,7 @@ class Activations(nn.Module):
         for parametrization, entries, to, is_learned in plan.groups:
             made = evaluate(parametrization, learned[entries] if is_learned else fixed[entries].to(learned))
             coefficients = coefficients.index_put((to,), made)
-        return coefficients.view(-1, len(self.bases))
+        return coefficients.view(self.raw.shape).flatten(0, 1)  # also of no rows
 
     @property
     def coefficients(self) -> Tensor:

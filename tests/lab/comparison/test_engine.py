@@ -125,6 +125,10 @@ def test_the_engine_decides_as_the_decision_that_is_simulated(lower: bool, tmp_p
             assert (result.choice.challenger, result.choice.rates) == (choice.challenger, choice.rates)
             assert result.verdict == confirm(choice, pairs, WORTH, look, dice.scores(choice.confirmation(pairs)))
             kinds.add(result.verdict.kind)
+            original, *others = result.rows
+            order = [(-row.validation_seeds, -dice.sign * row.change) for row in others]
+            assert original.candidate == "own"
+            assert order == sorted(order)  # the longest in the choice first, then the best
             trained = len(dice.trained)
             if result.verdict.kind != UNDECIDED:
                 break

@@ -85,10 +85,9 @@ def test_folders_of_images_are_bytes_until_a_network_sees_them(tmp_path: Path) -
                 Image.fromarray(np.full((6, 6), 25 * i, np.uint8)).save(tmp_path / split / kind / f"{i}.png")
     data = open_files(tmp_path)
     assert data.parts["train"][0].dtype == torch.uint8
-    assert data.first is not None
-    assert data.first[0].max() <= 1
     inputs, _ = data.load_batch(torch.tensor([[0, 1]]))
-    assert inputs.dtype == torch.float32
+    for seen, stored in ((data.first[0], data.parts["train"][0][:8]), (inputs[0], data.parts["train"][0][:2])):
+        assert torch.equal(seen, stored.float() / 255)
 
 
 def test_images_without_a_test_set_are_split(tmp_path: Path) -> None:
@@ -127,6 +126,11 @@ def test_tables_are_separated_by_commas_semicolons_or_tabs(delimiter: str, tmp_p
     rows = [delimiter.join((str(i), f'"{i % 3},{i % 3}"', str(i / 7))) for i in range(60)]
     data = read_csv(write(tmp_path / "table.csv", delimiter.join(("size", '"place, and more"', "price")), *rows))
     assert data.parts["train"][0].shape[1] == 1 + 3
+
+
+def test_whole_numbers_of_any_type_are_classes_or_tokens() -> None:
+    for y in (torch.arange(40, dtype=torch.int32) % 2, torch.arange(80, dtype=torch.uint8).reshape(40, 2) % 5):
+        assert read_data((torch.randn(40, 2), y), None, None).parts["train"][1].dtype == torch.int64
 
 
 def test_splits_are_proportional_disjoint_and_always_the_same() -> None:

@@ -83,6 +83,14 @@ def test_kill_before_any_file_operation_is_recovered(
     assert fatal > 1
 
 
+def test_progress_within_an_epoch_is_a_fraction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[float] = []
+    monkeypatch.setattr("hullo.lab.run.local.REFRESH_SECONDS", -1.0)
+    monkeypatch.setattr(Progress, "update", lambda self, fraction, name=None: shown.append(fraction))
+    run(tmp_path, checkpoint_every=1e9)  # an epoch of two steps
+    assert shown == [0.0, 0.5, 1.0, 1.0]
+
+
 def test_population_of_another_command_is_finished_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("hullo.lab.spec.records.Records.add", lambda *_: (_ for _ in ()).throw(Death))

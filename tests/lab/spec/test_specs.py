@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hullo.lab.data import RELEASES
 from hullo.lab.networks import NETWORKS
+from hullo.lab.spec.environment import choose_device
 from hullo.lab.spec.recipes import AUGMENTATIONS, OWN_RECIPE, RECIPES, STREAMED
 from hullo.lab.spec.run_spec import Spec, identify
 
@@ -132,6 +134,7 @@ def test_identity_of_a_population_depends_on_member_order() -> None:
         ("schedule", "inverse:-1", "schedule='inverse:-1'"),
         ("schedule", "inverse:nan", "schedule='inverse:nan'"),
         ("augment", "shift:2", "augment='shift:2'"),
+        ("augment", "shift:1", "augment='shift:1'"),
         ("augment", "mixup", "augment='mixup'"),
         ("augment", "flip,crop", "augment='flip,crop' is not supported with cifar10"),
         ("activation", "own", "activation='own'.*lenet5"),
@@ -151,3 +154,11 @@ def test_invalid_text_is_quoted(text: str) -> None:
 def test_valid_names_match_networks_and_data_sets() -> None:
     assert set(NETWORKS) == set(RECIPES)
     assert {*RELEASES, *STREAMED} == set(AUGMENTATIONS)
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_gpu_that_is_not_there_is_refused(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    assert all(choose_device(f"cuda:{index}").index == index for index in range(count))
+    with pytest.raises(ValueError, match=f"finds {count} CUDA devices"):
+        choose_device(f"cuda:{count}")

@@ -156,8 +156,8 @@ def choose(
 def halvings(challengers: int) -> list[int]:
     """Return the number of challengers in each round after the first.
 
-    >>> halvings(6), halvings(2), halvings(1)
-    ([3, 2], [2], [1])
+    >>> [halvings(count) for count in (6, 5, 2, 1)]
+    [[3, 2], [3, 2], [2], [1]]
     """
     sizes = [max(min(challengers, 2), math.ceil(challengers / 2))]
     while sizes[-1] > 2:
