@@ -143,6 +143,8 @@ def test_rows_of_the_file_are_skipped_and_others_added(bench, tmp_path, monkeypa
     run(bench, path, "--work", "lstm", "--contenders", "graph")
     assert len(run(bench, path, "--work", "lstm", "--contenders", "graph", "hullo")) == 2
     assert measured == ["graph", "hullo"]
+    rows = run(bench, path, "--work", "lstm", "gru", "--contenders", "graph", "--members", "2", "3")
+    assert [(row["network"], row["members"]) for row in rows[2:]] == [("lstm", "3"), ("gru", "2"), ("gru", "3")]
 
 
 def test_a_contender_that_fails_has_a_row_with_the_reason_and_is_in_no_table(bench, tmp_path, monkeypatch):

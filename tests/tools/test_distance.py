@@ -146,7 +146,9 @@ def test_short_runs_and_those_that_diverged_are_not_followed() -> None:
     record = make_record("relu", [50.0] * 20, train_loss=losses)
     assert find_late_loss(record, 19) is None
     assert find_late_loss(record, 20) is not None
-    assert find_late_loss(replace(record, ended="diverged in epoch 12"), 20) is None
+    assert find_late_loss(replace(record, ended="diverged in epoch 20"), 20) is None
+    longer = make_record("relu", [50.0] * 21, train_loss=[*losses, 2.0])
+    assert find_late_loss(replace(longer, ended="diverged in epoch 21"), 20) is not None
     assert find_late_loss(replace(record, train_loss=[*losses[:-1], None]), 20) is None
 
 

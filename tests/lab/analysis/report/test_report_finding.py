@@ -164,6 +164,17 @@ def test_runs_of_another_length_or_with_other_data_are_no_settings_to_choose_fro
     assert f"{HULL} gains 4.33 ± 1.43 points over relu" in found(tmp_path, main, other)["finding"]
 
 
+def test_runs_that_are_read_otherwise_are_no_settings_to_choose_from(tmp_path: Path) -> None:
+    def logged(reached: dict, settings: str, val_accuracy: list[float]) -> list[Record]:
+        spec = {"network": "net", "data": "table", "settings": settings}
+        made = runs(COLUMNS[3], reached)
+        return [replace(r, spec=replace(r.spec, **spec), val_accuracy=val_accuracy) for r in made]
+
+    main = logged({"relu": [70, 71, 72], HULL: [74, 75, 77]}, "lr=0.1", [70.0, 71.0])
+    last = logged({"relu": [90, 91, 92]}, "lr=0.2", [])
+    assert f"{HULL} gains 4.33 ± 1.43 points over relu" in found(tmp_path, main, last)["finding"]
+
+
 def test_a_smaller_error_is_a_gain(tmp_path: Path) -> None:
     made = [
         replace(
