@@ -131,6 +131,14 @@ def test_loaded_hulls_start_another_model_and_are_shared_again() -> None:
     assert len(hullo.coefficient_parameters(other)) == 4
 
 
+def test_hulls_without_parameters_are_loaded_apart_and_those_without_values_not_at_all() -> None:
+    state = nn.Sequential(hullo.AffineHull("relu"), hullo.AffineHull("relu")).state_dict()
+    first, second = hullo.surgery.load_hulls(state).values()
+    assert first is not second
+    with pytest.raises(ValueError, match=r"0\.raw_recentred__relu has no values.*meta device"):
+        hullo.surgery.load_hulls({name: item.to("meta") for name, item in state.items()})
+
+
 def test_sites_with_other_numbers_of_channels_do_not_share() -> None:
     layers = [nn.Linear(4, width) for width in (4, 4, 8)]
     model = nn.Sequential(*(part for layer in layers for part in (layer, nn.ReLU())))

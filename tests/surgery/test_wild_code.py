@@ -188,6 +188,18 @@ class WhileLayers(Base):
         return run(run(x))
 
 
+class EarlyExit(Base):
+    """A loop in a method that runs twice, the first time over fewer layers."""
+
+    def run(self, count: int, x: Tensor) -> Tensor:
+        for layer in (self.a, self.b)[:count]:
+            x = F.relu(layer(x))
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(2, self.run(1, x))
+
+
 class LayersOutside(Base):
     """Time steps inside of layers: turns do not say which layer it is."""
 
@@ -525,6 +537,7 @@ CASES: dict[type[nn.Module], tuple[Any, list[str], str]] = {
     Stacked: (X, ["a_tanh.0", "a_tanh.1"], ""),
     TwoLoops: (X, ["a_relu"], ""),
     WhileLayers: (X, ["a_tanh.0", "a_tanh.1"], ""),
+    EarlyExit: (X, ["a_relu.0", "a_relu.1"], ""),
     LayersOutside: (X, ["b_relu"], ""),
     Reentrant: (X.clone().requires_grad_(), ["parts.0.a_silu", "parts.1.a_silu"], ""),
     ZeroStart: (X, ["a_relu"], ""),

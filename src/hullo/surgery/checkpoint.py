@@ -105,6 +105,8 @@ def load_hulls(state_dict: Mapping[str, Any]) -> dict[str, Hull]:
     shared: dict[tuple[int, str], Hull] = {}
     for name, tensors in _saved_hulls(state_dict).items():
         raw_name, raw = next(iter(tensors.items()))
+        if raw.is_meta:
+            raise ValueError(f"{name}.{raw_name} has no values, on the meta device; load the state to another device")
         memory = raw.data_ptr(), raw_name
         hull = shared.get(memory) if memory[0] else None
         if hull is None:
