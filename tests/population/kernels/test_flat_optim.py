@@ -13,7 +13,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
-from hullo.population.kernels.flat_optim import Layout, Rule, adam, rmsprop, sgd, update  # noqa: E402
+from hullo.population.kernels.flat_optim import Layout, Rule, _placed, adam, rmsprop, sgd, update  # noqa: E402
 
 MEMBERS = 3
 RULES: dict[str, tuple[Any, tuple[Any, ...], int]] = {
@@ -60,7 +60,7 @@ class Case:
         self.own = [torch.rand(len(self.start), MEMBERS, device=DEVICE, dtype=torch.float64) for _ in range(2)]
         self.own[0][1], self.own[1][2, 1] = torch.nan, torch.nan
         self.rates, self.decays = (torch.rand(MEMBERS, device=DEVICE, dtype=torch.float64) for _ in range(2))
-        self.factor = torch.tensor([1.0, 0.5, 2.0], device=DEVICE)
+        self.factor = torch.tensor([2.0, 0.5, 1.5], device=DEVICE)
         self.scale = torch.tensor([0.5, 2.0, 1.0], device=DEVICE)
 
     def copy(self, other: Case) -> None:
@@ -119,6 +119,8 @@ def test_a_gradient_in_another_order_or_at_an_odd_address_serves(name: str) -> N
     other.copy(one)
     gradients = [torch.randn_like(tensor) for tensor in one.start]
     odd = [torch.empty(g.numel() + 1, device=DEVICE)[1:].view(g.shape).copy_(g) for g in gradients]
+    placed = [_placed(g, *shape) for g, shape in zip(odd, one.layout.shapes, strict=True)]
+    assert all(g.data_ptr() % 16 == 0 for g in placed)  # a GPU reads 16 bytes at a time
     one.step(name, counts(1), gradients)
     other.step(name, counts(1), odd)
     assert one.values.equal(other.values)
