@@ -210,7 +210,9 @@ def test_by_default_cudnn_convolves_few_channels_and_many_that_stay_as_many(
     assert taken == [default]
 
 
-@pytest.mark.parametrize("case", [CASES[name] for name in ("row by row", "half the sides, odd", "shortcut")])
+@pytest.mark.parametrize(
+    "case", [CASES[name] for name in ("row by row", "row by row, padded behind", "half the sides, odd", "shortcut")]
+)
 @pytest.mark.parametrize("stacked", [False, True])
 def test_all_ways_agree(case: Case, stacked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute every pass by every way; the gradients of one sum are enough to see each number of each pass."""

@@ -85,6 +85,12 @@ def test_values_and_gradients_agree_with_a_convolution_of_images(
         assert slope.stride() == leaf.stride()
 
 
+def test_images_that_are_a_part_of_others_are_read_as_copies_are() -> None:
+    images, *others = random_layer(*LAYERS["oblong"])
+    part = torch.cat([images, images.flip(0)], 1)[:, : images.shape[1]]
+    assert torch.equal(convolve(part, *others, same=False), convolve(images, *others, same=False))
+
+
 def test_a_program_of_all_tiles_gives_the_same_results(monkeypatch: pytest.MonkeyPatch) -> None:
     *batch, weight, bias = random_layer(*LAYERS["kerasnet"])
     leaves, found = [weight.requires_grad_(), bias.requires_grad_()], []

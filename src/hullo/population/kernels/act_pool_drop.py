@@ -119,9 +119,8 @@ class _CombinePoolDrop(torch.autograd.Function):
         tiles, splits = _share(windows, constants, x)
         kernels, kinds = choose_kernels(_kernels, call.bases, x.dtype, call.kinds)
         kernels["forward"][(splits * constants["LANES"],)](
-            *kinds, x, bias, rows, seeds, steps, y, windows, call.start(x),
-            tiles, splits, **constants,
-        )  # fmt: skip
+            *kinds, x, bias, rows, seeds, steps, y, windows, call.start(x), tiles, splits, **constants
+        )
         return y.view(len(seeds), batch, -1) if call.flat else y.permute(0, 3, 1, 2)
 
     @staticmethod
@@ -140,9 +139,8 @@ class _CombinePoolDrop(torch.autograd.Function):
         dx, drows = torch.empty_like(x), torch.empty_like(rows) if learned else None
         kernels, kinds = choose_kernels(_kernels, call.bases, x.dtype, call.kinds)
         launch(
-            kernels["backward"], splits * constants["LANES"], *kinds, gradient, x,
-            bias, rows, seeds, steps, dx, partial.data, windows, call.start(x),
-            tiles, splits, follows=False, LEARNED=learned, **constants,
+            kernels["backward"], splits * constants["LANES"], *kinds, gradient, x, bias, rows, seeds, steps, dx,
+            partial.data, windows, call.start(x), tiles, splits, follows=False, LEARNED=learned, **constants,
         )  # fmt: skip
         sums = partial.add_up(drows, dtype=torch.float32 if bias is None else bias.dtype)
         return dx, drows, None if bias is None else sums[0], None

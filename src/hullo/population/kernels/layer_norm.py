@@ -89,8 +89,7 @@ class _LayerNorm(torch.autograd.Function):
         grid = (triton.cdiv(rows, constants["ROWS"]), members)
         _forward[grid](
             x, y, shift, weight, bias, s, n, copy, statistics, seeds, steps, first, rows, call.eps,
-            COPY=copy is not None, ADD=y is not None,
-            SHIFT=shift is not None, BIAS=bias is not None, **constants,
+            COPY=copy is not None, ADD=y is not None, SHIFT=shift is not None, BIAS=bias is not None, **constants,
         )  # fmt: skip
         ctx.save_for_backward(s, statistics, weight, seeds, steps)
         ctx.call, ctx.dtypes = call, [None if item is None else item.dtype for item in (x, y, shift, weight, bias)]
