@@ -42,6 +42,13 @@ def test_by_default_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None
     assert choice.choices() == {}
 
 
+def test_nothing_is_measured_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "_is_capturing", lambda: True)
+    with choice.tuning(True):
+        assert compute({"first": 9.0, "fast": 1.0}, monkeypatch, first=1.0, fast=1.001) == pytest.approx(1.0)
+    assert choice.choices() == {}
+
+
 def test_the_fastest_that_agrees_is_taken_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = {"first": 9.0, "fast": 2.0, "wrong": 1.0, "broken": 0.5}
     results = {"first": 1.0, "fast": 1.001, "wrong": 1.2, "broken": None}

@@ -91,6 +91,14 @@ def test_images_that_are_a_part_of_others_are_read_as_copies_are() -> None:
     assert torch.equal(convolve(part, *others, same=False), convolve(images, *others, same=False))
 
 
+def test_images_that_members_share_are_read_where_they_are() -> None:
+    x, weight = torch.rand(4, 2, 5, 9, device=DEVICE), torch.randn(3 * 5, 2, 3, 3, device=DEVICE)
+    given = None, None, weight, None
+    for shared in (x.expand(3, 4, 2, 5, 9), x.repeat(3, 2, 1, 1, 1)[:, ::2]):
+        expected = convolve(shared.clone(memory_format=torch.contiguous_format), *given, same=False)
+        assert torch.equal(convolve(shared, *given, same=False), expected)
+
+
 def test_a_program_of_all_tiles_gives_the_same_results(monkeypatch: pytest.MonkeyPatch) -> None:
     *batch, weight, bias = random_layer(*LAYERS["kerasnet"])
     leaves, found = [weight.requires_grad_(), bias.requires_grad_()], []

@@ -202,6 +202,16 @@ def test_beside_a_row_that_diverges_the_others_are_unchanged_to_the_bit(sick: sl
         assert torch.equal(feasible[others.T], healthy[2][others.T])
 
 
+def test_numbers_and_gradients_may_be_in_any_order_in_memory() -> None:
+    layers = build(EVERY[:5], widths=[1] * 4)
+    fill(layers, torch.randn(layers.raw.shape))
+    given = layers.raw.detach(), torch.randn_like(layers.raw)
+    raw, gradient = (item.permute(2, 1, 0).contiguous().permute(2, 1, 0) for item in given)
+    expected = restrict(*given, layers.codes)
+    assert torch.equal(restrict(raw, given[1], layers.codes), expected)
+    assert torch.equal(restrict(given[0], gradient, layers.codes), expected)
+
+
 def test_layers_without_a_gradient_count_as_zero() -> None:
     layers = build(EVERY[:5], widths=[1] * 4)
     fill(layers, torch.randn(layers.raw.shape))

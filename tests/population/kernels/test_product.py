@@ -11,7 +11,7 @@ GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 HALF = torch.bfloat16 if GPU else torch.float16  # the interpreter multiplies no bfloat16
 
-from hullo.population.kernels import multiply_weights  # noqa: E402
+from hullo.population.kernels import multiply_weights, working_dtype  # noqa: E402
 from hullo.population.kernels.linear import Product, is_misaligned  # noqa: E402
 
 
@@ -90,6 +90,12 @@ def test_one_factor_has_its_gradient_without_the_other(frozen: int) -> None:
     factors[frozen] = factors[frozen].detach()
     (found,) = torch.autograd.grad(Product.apply(*factors), factors[1 - frozen], dy)
     assert torch.equal(found, expected[1 - frozen])
+
+
+def test_autocast_leaves_wide_and_complex_numbers_as_they_are() -> None:
+    kinds = {torch.float32: torch.bfloat16, torch.float64: torch.float64, torch.complex64: torch.complex64}
+    with torch.autocast(DEVICE, torch.bfloat16):
+        assert {kind: working_dtype(torch.empty(1, dtype=kind, device=DEVICE)) for kind in kinds} == kinds
 
 
 def test_without_a_gpu_products_are_plain() -> None:

@@ -105,8 +105,9 @@ def _places(runs, CHANNELS: tl.constexpr, RUN: tl.constexpr, RUNS: tl.constexpr,
         program = program.to(tl.int64)
     run = program * RUNS + tl.arange(0, RUNS)[:, None]
     across: tl.constexpr = (CHANNELS + RUN - 1) // RUN
+    row = run // across
     channel = run % across * RUN + tl.arange(0, RUN)[None, :]
-    return run // across * CHANNELS + channel, channel, run < runs
+    return row * CHANNELS + channel, channel, run < runs
 
 
 @triton.jit
