@@ -600,6 +600,23 @@ def test_mixed_precision_rounds_products() -> None:
     assert 1e-6 < abs(losses[0] - losses[1]) < 0.02
 
 
+def test_costs_are_those_of_a_step_of_a_single_network_with_a_batch() -> None:
+    found, _ = prepare(seeded(mlp, (X,)), ["gelu", "tanh"], (X,), lambda population: None)
+    task, candidates = make_task(LABELS, None, None), {item.name: item for item in found}
+
+    def measure(batch_size: int) -> list[work.StepCost]:
+        data = read_data((X, LABELS), None, None)
+        setup = Setup("mlp", data, [], candidates, task, (X[:8],), None, batch_size, "adamw", 0.0, "float32")
+        return work.measure_costs(setup, ["own", "gelu", "tanh"], seconds=0.0)
+
+    (relu, gelu, tanh), (_, more, _) = measure(32), measure(64)
+    assert gelu.memory - relu.memory == 32 * 8 * 4  # its inputs, beside its outputs, which the next layer needs, too
+    assert tanh.memory == relu.memory
+    # inputs, those of the activation and of the next layer, probabilities and labels of each sample
+    assert more.memory - gelu.memory == 32 * 4 * (4 + 8 + 8 + 2 + 2)
+    assert min(relu.seconds, gelu.seconds, tanh.seconds) > 0
+
+
 @pytest.mark.parametrize("is_regression", [False, True])
 def test_the_interval_over_examples_adds_both_variances(is_regression: bool, tmp_path: Path) -> None:
     network, targets = (functools.partial(mlp, 1), NUMBERS) if is_regression else (mlp, LABELS)

@@ -83,7 +83,7 @@ class Dice:
                 self.clock.used += self.slowness * (1.0 + epochs * (0.2 + 0.1 * len(trials)))
                 yield work.Trained({trial: self.record(trial) for trial in call[0]}, {}, {})
             else:
-                yield []
+                yield [work.StepCost(1.0 + (name != "own"), 10 + 5 * (name != "own")) for name in call]
 
     def record(self, trial: Trial) -> Any:
         val, test, diverged = self.draw(trial)
@@ -170,6 +170,8 @@ def test_the_finding_says_how_the_interval_lies(
     assert others not in result.finding
     assert f"{sign}{abs(gain):g} " in result.finding
     assert ("97.5 %" in result.finding) == (half < math.inf)
+    costs = "its training step takes 2.00 times the time and 1.50 times the memory"
+    assert (costs in result.finding) == (gain > half)
 
 
 @pytest.mark.parametrize("slowness", [0.3, 1.0, 3.0])
