@@ -261,12 +261,6 @@ def test_gradients_are_those_of_the_mean_loss_also_of_a_smaller_last_batch() -> 
         torch.testing.assert_close(parameter.grad, gradient)
 
 
-def test_incompatible_members_are_rejected() -> None:
-    first, *others = members()
-    with pytest.raises(ValueError, match=r"may differ only in .* lenet5/.* and .*batch_size=8 "):
-        Training([first, *(replace(other, batch_size=8) for other in others)], FEED)
-
-
 def test_alexnet_trains_by_sgd_with_step_schedule() -> None:
     images = DATA.train_images.expand(-1, 3, -1, -1).repeat(1, 1, 2, 2)  # 56 pixels on a side
     parts = images[:8], DATA.train_labels[:8], images[8:16], DATA.train_labels[8:16]

@@ -55,11 +55,6 @@ class Training(Loop):
 
     def __init__(self, specs: Sequence[Spec], loader: Loader) -> None:
         first = specs[0]
-        if others := [spec for spec in specs if spec.population_key != first.population_key]:
-            raise ValueError(
-                "members of a population may differ only in activation, seed, learning rates and weight decay; got "
-                f"{first} and {others[0]}"
-            )
         self.specs, self.loader = tuple(specs), loader
         sizes = asdict(loader.task) | {"example": loader.example}
         members = [networks.build(first.network, activation=s.activation, seed=s.seed, **sizes) for s in specs]
