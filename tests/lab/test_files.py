@@ -10,10 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from hullo.lab.cli import app
-from hullo.lab.files import atomic_write, make_directory
+from hullo.lab.files import atomic_write, make_directory, read_tensors, write_tensors
 from hullo.lab.spec.records import Records
 from hullo.lab.spec.run_spec import Spec
 from made_records import make_record
@@ -79,6 +80,16 @@ def test_what_a_killed_process_left_is_replaced(tmp_path: Path) -> None:
         file.write(b"new")
     assert os.listdir(tmp_path) == ["file"]
     assert (tmp_path / "file").read_bytes() == b"new"
+
+
+def test_tensors_of_one_memory_are_written_under_all_their_names(tmp_path: Path) -> None:
+    weight = torch.arange(6.0).view(2, 3)
+    given = {"encoder": weight, "decoder": weight, "transposed": weight.T}
+    write_tensors(tmp_path / "tied", given, {"epoch": "3"})
+    tensors, texts = read_tensors(tmp_path / "tied")
+    assert texts == {"epoch": "3"}
+    assert tensors.keys() == given.keys()
+    assert all(tensors[name].equal(given[name]) for name in given)
 
 
 def test_link_leads_to_the_file_that_is_replaced(tmp_path: Path) -> None:

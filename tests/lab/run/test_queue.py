@@ -7,14 +7,12 @@ from pathlib import Path
 import pytest
 import tiny_command
 
-from hullo.lab.errors import RunError
 from hullo.lab.run.loaders import InMemoryLoader
 from hullo.lab.run.local import build_records
 from hullo.lab.run.queue import Members, RunQueue
 from hullo.lab.run.training import Training
 from hullo.lab.spec.environment import environment
 from hullo.lab.spec.run_spec import Spec
-from made_records import make_record
 
 DATA = InMemoryLoader(tiny_command.load("fashion-mnist-sample"))
 SPECS = [
@@ -87,11 +85,3 @@ def test_results_have_the_order_of_the_runs_and_each_once(tmp_path: Path) -> Non
     queue = RunQueue([SPECS[1], SPECS[0], SPECS[1]], tmp_path)
     commit(queue, begin(queue, *SPECS[:3]))
     assert [record.spec for record in queue.results()] == [SPECS[1], SPECS[0]]
-
-
-def test_deleted_record_is_an_error_with_remedy(tmp_path: Path) -> None:
-    specs = [Spec("lenet5", "cifar10", "relu", seed=seed, epochs=1) for seed in (0, 1)]
-    queue = RunQueue(specs, tmp_path)
-    queue.records.add([make_record("relu", [50.0], column="lenet5/cifar10", seed=0)])
-    with pytest.raises(RunError, match=r"records.jsonl .* seed=1 "):
-        queue.results()
