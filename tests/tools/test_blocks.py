@@ -222,6 +222,7 @@ def test_longer_runs_take_the_place_of_shorter_ones_of_their_column(root: Path) 
     assert "| relu | **77.2" in text
     assert "86.2" in text  # lenet5/cifar10 has no longer ones
     assert text.count("2 epochs") == 1
+    assert text.count("/<br>cifar10") == 2  # no shorter ones of kerasnet/cifar10
 
 
 def test_imagewoof_is_named_for_what_it_is(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@
     python tools/swap_models 'timm/re*' 'monai/*'   models whose library and name match a pattern, again
     python tools/blocks.py                        write the tables of docs/models.md
 
-It needs transformers, timm, diffusers, torchvision and the packages of other_models.py besides hullo: in an environment
+It needs transformers, timm, diffusers, torchvision and the packages of other.txt besides hullo: in an environment
 with PyTorch, `pip install --no-deps` them and what they import. Weights are random; nothing is downloaded. If the
 compiled operators of torchvision or torchaudio do not match the build of PyTorch, their Python parts are enough (delete
 torchaudio/lib). Results are lines of results/models.jsonl; an interrupted run continues where it stopped.

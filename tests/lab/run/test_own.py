@@ -173,11 +173,12 @@ def test_norms_of_images_do_not_decay() -> None:
     assert loaded.head.weight.abs().max().item() < 0.124  # of at most 1 / sqrt(64), decayed by a tenth per step
 
 
-def test_building_a_network_leaves_the_random_state() -> None:
+def test_building_a_network_leaves_the_random_state_and_returns_it_in_training_mode() -> None:
     before = torch.random.get_rng_state()
     sizes = {"in_channels": 5, "image_size": 0, "num_classes": 3}
-    OwnNetwork.open("net.py:Mlp").build(ActivationSpec.parse("own"), torch.zeros(2, 5), 1, sizes)
+    network = OwnNetwork.open("net.py:Mlp").build(ActivationSpec.parse("own"), torch.zeros(2, 5), 1, sizes)
     assert torch.random.get_rng_state().equal(before)
+    assert all(module.training for module in network.modules())
 
 
 def test_lazy_layers_have_the_weights_of_their_seed() -> None:
