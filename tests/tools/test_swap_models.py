@@ -122,6 +122,11 @@ def _another_gradient(model: nn.Module, **options: Any) -> nn.Module:
     return REPLACE(model, **options)
 
 
+def _frozen_weight(model: nn.Module, **options: Any) -> nn.Module:
+    model.second.bias.requires_grad_(False)  # type: ignore[union-attr, operator]
+    return REPLACE(model, **options)
+
+
 def _renamed(model: nn.Module, **options: Any) -> nn.Module:
     model.second = nn.Sequential(model.second)  # type: ignore[arg-type]
     return REPLACE(model, **options)
@@ -154,6 +159,7 @@ def _not_saved(model: nn.Module, **options: Any) -> nn.Module:
         (_refused_with_hulls, "refused, yet it has hulls"),
         (_refused_with_other_weights, "after a refusal, eval: outputs differ"),
         (_another_gradient, "gradient of first.weight differs"),
+        (_frozen_weight, "before the swap or after it alone: second.bias"),
         (_renamed, "lost or renamed: second.weight"),
         (_not_copied, "deepcopy: outputs differ"),
         (_not_saved, "state_dict: outputs differ"),
