@@ -208,7 +208,7 @@ def _merge(items: Sequence[Any]) -> Any:
                 "torch.where(mask, x, 0), instead of indices"
             )
         return torch.stack(list(items))
-    if any(item != first and not (item != item and first != first) for item in items[1:]):  # NaN differs from itself
+    if any(item != first for item in items[1:]):
         raise ValueError(
             f"the result is a number that differs between members, {first} and others; compute with tensors instead of "
             "numbers: without .item() and .tolist(), and with torch.gather or torch.index_select instead of an index"
