@@ -226,6 +226,27 @@ def test_operators_that_vmap_takes_apart_have_the_types_of_autocast(function: Ca
         torch.testing.assert_close(pytree.tree_map(lambda item, k=k: item[k], found), expected[k])
 
 
+class WithinAutocast(nn.Module):
+    """Compute a part in float32 where the rest is in bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = self.one(x)
+            with torch.autocast("cpu", enabled=False):
+                return y, self.other(y.float())
+
+
+def test_autocast_may_be_off_in_a_part_of_where_it_is_on() -> None:
+    members, x = [WithinAutocast() for _ in range(2)], torch.randn(4, 3)
+    found = Population(members)(x, in_dims=None)
+    for k, member in enumerate(members):
+        torch.testing.assert_close(tuple(item[k] for item in found), member(x))
+
+
 def test_lowest_number_of_a_type_fills_masks_under_autocast() -> None:
     class Masked(nn.Module):
         def __init__(self) -> None:
