@@ -205,6 +205,10 @@ def test_kept_members_go_on_as_if_nothing_had_happened(order: list[int], count: 
     torch.testing.assert_close(again(x[0, kept]), part(x[0, kept]))
 
 
+def test_a_population_without_activations_has_no_coefficients() -> None:
+    assert Population([nn.Linear(4, 2) for _ in range(3)]).activations.coefficients.shape == (3, 0, 0)
+
+
 def test_frozen_coefficients_stay_frozen_in_what_is_kept() -> None:
     population = Population([network(ACTIVATIONS[2]) for _ in range(3)])
     optimizer = SGD(population, lr=0.1, momentum=0.9)

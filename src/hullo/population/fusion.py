@@ -435,9 +435,7 @@ def _normalize(
 
 def _feeds_products(node: fx.Node) -> bool:
     """Return whether only products use a value, whose inputs autocast casts."""
-    return all(
-        user.target in _PRODUCTS or (user.target in _MOVES and _feeds_products(user)) for user in node.users
-    )
+    return all(user.target in _PRODUCTS or (user.target in _MOVES and _feeds_products(user)) for user in node.users)
 
 
 def _product(get: LookUp, layer: fx.Node, context: Context) -> tuple[Tensor, Tensor | None]:
