@@ -93,3 +93,16 @@ class TestDerivativesOfAnyOrder:
             results.append(found)
         for actual, expected in zip(*results, strict=True):
             assert_close(actual, expected.cpu())
+
+
+@pytest.mark.parametrize("of", [0, 1], ids=["of the slope", "of the sums"])
+def test_batched_second_derivatives_match_single_ones(of: int) -> None:
+    spec = CombineSpec(tuple(map(hullo.get_base, ("tanh", "gelu"))), get_parametrization("given"), 1)
+    x, c = torch.randn(2, 3, device=DEVICE, requires_grad=True), torch.randn(2, device=DEVICE, requires_grad=True)
+    y = hullo.functional.apply(x, c, spec, backend="triton")
+    first = torch.autograd.grad(y.sin().sum(), (x, c), create_graph=True)[of]
+    upstream = torch.randn(4, *first.shape, device=DEVICE)
+    together = torch.autograd.grad(first, (x, c), upstream, is_grads_batched=True, retain_graph=True)
+    singles = [torch.autograd.grad(first, (x, c), one, retain_graph=True) for one in upstream]
+    for found, alone in zip(together, zip(*singles, strict=True), strict=True):
+        torch.testing.assert_close(found, torch.stack(alone), rtol=1e-4, atol=1e-5)
