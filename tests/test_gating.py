@@ -196,3 +196,22 @@ def test_hooks_of_every_kind_are_called_alone(kind: str) -> None:
     gate = torch.randn(2, 4, requires_grad=True)
     hullo.GatedHull(act)(gate, torch.randn(2, 4)).sum().backward()
     assert seen == [1]
+
+
+@pytest.mark.parametrize("scale", [3.0, [0.5, 2.0]])
+def test_scaled_hull_is_called_with_its_scales(scale: Any) -> None:
+    act, gate, up = hullo.AffineHull("relu", "tanh", inner_scale=scale), torch.randn(4, 6), torch.randn(4, 6)
+    torch.testing.assert_close(hullo.GatedHull(act)(gate, up), act(gate) * up)
+    assert not torch.allclose(act(gate), hullo.AffineHull("relu", "tanh")(gate))
+
+
+def test_batched_gradients_of_the_fused_kernel_match_single_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setattr("hullo.gating.choose", lambda *_: "triton")
+    act = hullo.GatedHull(hullo.AffineHull("identity", "relu", "tanh")).to(DEVICE)
+    gate, up = (torch.randn(2, 5, device=DEVICE, requires_grad=True) for _ in range(2))
+    y, upstream, inputs = act(gate, up), torch.randn(3, 2, 5, device=DEVICE), (gate, up, act.hull.raw)
+    together = torch.autograd.grad(y, inputs, upstream, is_grads_batched=True, retain_graph=True)
+    singles = [torch.autograd.grad(y, inputs, one, retain_graph=True) for one in upstream]
+    for found, alone in zip(together, zip(*singles, strict=True), strict=True):
+        torch.testing.assert_close(found, torch.stack(alone), rtol=1e-5, atol=1e-6)

@@ -117,13 +117,13 @@ def test_layouts_without_strides_raise_the_usual_error(layout: str, gated: bool)
             "coo": lambda: X.to_sparse(),
         }[layout]()
     if not gated:
-        with pytest.raises(TypeError, match="dense tensor"):
+        with pytest.raises(TypeError, match="dense floating-point tensor"):
             act(made)
         return
     module = hullo.GatedHull(act)
     for _ in range(3):
         module(X, X)
-    with pytest.raises(TypeError, match="dense tensor"):
+    with pytest.raises(TypeError, match="dense floating-point tensor"):
         module(made, X)
     with contextlib.suppress(RuntimeError):  # a product with such a tensor is PyTorch's; the process goes on
         module(X, made)

@@ -105,10 +105,7 @@ def fold(model: keras.Model) -> keras.Model:
         answers = {*identified} if isinstance(identified, list) else {identified}  # one per group
         return _native(answers.pop(), function.dtype_policy) if len(answers) == 1 else None
 
-    result = _clone(model, make_constant)
-    for _, layer in named_hulls(result):
-        layer.trainable = False
-    return result
+    return _clone(model, make_constant, trainable_hulls=False)
 
 
 def summary(model: keras.Model) -> str:
@@ -154,7 +151,7 @@ def _has_graph(layer: Any) -> bool:
     return isinstance(layer, keras.Sequential) or (isinstance(layer, keras.Model) and hasattr(layer, "operations"))
 
 
-def _clone(model: keras.Model, change: Callable[[Any, Any], Any]) -> keras.Model:
+def _clone(model: keras.Model, change: Callable[[Any, Any], Any], trainable_hulls: bool = True) -> keras.Model:
     """Copy a model; `change(function, layer)` returns the new activation, or None to keep the function."""
     copies: dict[int, Any] = {}
     pairs: list[tuple[Any, Any, Any, Any]] = []  # a layer, its copy, and the part of each that is copied separately
@@ -187,6 +184,9 @@ def _clone(model: keras.Model, change: Callable[[Any, Any], Any]) -> keras.Model
                 old = layer.activation
                 new = change(old, layer) or (clone(old) if isinstance(old, Hull) else None)
             result = type(layer).from_config(config if new is None else config | {"activation": new})
+        for part in result._flatten_layers():
+            if isinstance(part, Hull) and not trainable_hulls:  # before the copy is compiled
+                part.trainable = False
         pairs.append((layer, result, None if new is None else old, new))
         return result
 
