@@ -158,8 +158,18 @@ def test_files_and_code_hold_what_is_shown(visit: Any, report: Path) -> None:
         assert [float(row["accuracy"]), float(row["half_interval"])] == pytest.approx(
             [cell.accuracy.mean, cell.accuracy.half], rel=1e-4
         )
+    odd = ['a"b', "c,d", "e\nf", '"', "plain"]
+    assert list(csv.reader(io.StringIO(page.evaluate("csvText", [odd])))) == [odd]
+    assert page.evaluate("csvText", [['a"b', None]]) == '"a""b",\n'
     drawn = ElementTree.fromstring(download("Download dot plot as SVG"))
     assert {circle.get("fill") for circle in drawn.iter("{http://www.w3.org/2000/svg}circle")} > {"rgb(0, 114, 178)"}
+    looks = ("font-weight", "font-size", "font-family")
+    shown = page.locator("#table [data-part=dots] svg text").evaluate_all(
+        "(texts, looks) => texts.map((text) => looks.map((name) => getComputedStyle(text).getPropertyValue(name)))",
+        looks,
+    )
+    assert len({weight for weight, *_ in shown}) > 1
+    assert [[text.get(name) for name in looks] for text in drawn.iter("{http://www.w3.org/2000/svg}text")] == shown
     page.evaluate(f"location.hash = '#curves?row={HULL}&epoch=5'")
     page.get_by_role("button", name="Copy the code of conv 2, 50 channels").click()
     page.get_by_text("Copied").wait_for()

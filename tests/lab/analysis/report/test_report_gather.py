@@ -66,6 +66,12 @@ def test_cells_hold_the_tables_statistics(tmp_path: Path) -> None:
     assert relu["difference"] == {"last": None, "best": None}
 
 
+@pytest.mark.parametrize("seeds", [1, 2, 4])
+def test_there_is_a_quantile_for_every_number_of_common_seeds(tmp_path: Path, seeds: int) -> None:
+    document = gather([parametrization(tmp_path, make_records(COLUMNS[:1], ROWS, seeds, 1))])
+    assert document["quantiles"] == pytest.approx([12.706205, 4.302653, 3.182446][: seeds - 1])
+
+
 def test_cells_have_all_digits_since_they_are_rounded_when_they_are_shown(tmp_path: Path) -> None:
     reached = {0: 92.0652, 1: 92.0652, 2: 92.06521}
     made = [replace(r, test_accuracy=[reached[r.spec.seed]] * 3) for r in make_records(COLUMNS[:1], ["relu"], 3, 3)]
