@@ -55,6 +55,14 @@ def test_images_in_any_order_in_memory_have_their_channels_last(
     assert all_channels(other) == 3 * (shape[0] if len(shape) == 5 else 1)
 
 
+def test_a_pixel_for_all_of_an_image_may_be_at_any_address() -> None:
+    pixels = torch.randn(2 * 4 + 1).to(torch.bfloat16)[1:].view(2, 4)
+    images = pixels[..., None, None].expand(2, 4, 3, 3)
+    found = channels_last(images)
+    assert torch.equal(found, images)
+    assert found.movedim(1, -1).is_contiguous()
+
+
 def test_a_pixel_for_all_of_an_image_may_have_any_stride_where_there_is_one() -> None:
     x = torch.randn(1, 7).bfloat16()[:, :4, None, None].expand(1, 4, 3, 3)
     assert torch.equal(channels_last(x), x)

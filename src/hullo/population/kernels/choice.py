@@ -50,11 +50,11 @@ def is_tuning() -> bool:
 def tuning(enabled: bool) -> Iterator[None]:
     """Measure, within the block, whatever was not chosen before; not while a graph is captured."""
     global _is_tuning
-    before, _is_tuning = _is_tuning, enabled
+    _is_tuning = enabled
     try:
         yield
     finally:
-        _is_tuning = before
+        _is_tuning = False
 
 
 def choices() -> dict[str, str]:
