@@ -70,6 +70,16 @@ def test_members_may_lie_in_any_dimension(dim: int, features: int, monkeypatch: 
     check(torch.randn(shape[::-1]).permute(3, 2, 1, 0), dim, monkeypatch)
 
 
+def test_members_may_have_rates_of_their_own_where_there_are_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "support", lambda x: True)
+    rates, numbers = torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64), torch.arange(3)
+    y = layers.drop(Context(3, numbers, numbers), Value(torch.ones(3, 6, 20), 0), rates, True).tensor
+    kept = rng.dropout_mask(numbers, numbers, 0, (6, 20), rate=rates)
+    assert torch.equal(y, kept * torch.tensor([1.0, 2.0, 0.0]).view(3, 1, 1))
+    whole = layers.drop_channels(Context(3, numbers, numbers), Value(torch.ones(3, 2, 6, 4, 5), 0), 0.5, True).tensor
+    assert set(whole.mean((3, 4)).flatten().tolist()) == {0.0, 2.0}
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_rate_that_all_members_have_is_that_rate(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "support", lambda x: False)
