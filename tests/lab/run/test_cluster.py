@@ -25,7 +25,7 @@ from tiny_command import COLUMN, ROWS, Command, results
 from typer.testing import CliRunner
 
 from hullo.lab.cli import app
-from hullo.lab.run.cluster import RayRunner, _train, choose_gpus
+from hullo.lab.run.cluster import RayRunner, _train, choose_gpus, connect
 from hullo.lab.run.queue import RunQueue
 from hullo.lab.run.training import Training
 from hullo.lab.spec.records import Record, Records
@@ -204,6 +204,13 @@ def test_task_finished_by_another_process_returns_no_records(cluster: RayRunner)
     assert records
     cluster.queue.commit(population, records)
     assert _train(cluster, population)[1] == []
+
+
+def test_the_cluster_is_that_of_the_environment_unless_an_address_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    for given, used in ((None, "127.0.0.1:1"), ("127.0.0.1:2", "127.0.0.1:2")):
+        with pytest.raises(ValueError, match=f"no Ray cluster answers at {used}: "), connect(given):
+            pass
 
 
 def test_missing_ray_is_one_line_with_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
