@@ -168,6 +168,8 @@ def test_regression_is_compared_by_an_error_that_is_better_if_lower(tmp_path: Pa
     assert network(X).shape == NUMBERS.shape
     record = Records(result.folder / "records.jsonl").read()[0]
     assert (record.metric, record.lower_is_better) == ("rmse", True)
+    assert result.worth == pytest.approx(-max(result.choice.values("own").values()) / 100)
+    assert result.worth > 0
 
 
 def test_tokens_are_compared_by_their_loss(tmp_path: Path) -> None:
@@ -531,6 +533,25 @@ def test_seeds_fix_weights_and_order_and_one_by_one_is_as_in_a_population() -> N
         torch.testing.assert_close(curves([name], [0], group=None)[:, 0], together[:, k], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("group", ["", None])
+def test_of_several_kinds_of_hulls_those_of_most_layers_are_recorded(group: str | None) -> None:
+    def network() -> nn.Module:
+        layers = [nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)]
+        return nn.Sequential(*layers)
+
+    (_, hull), _ = prepare(seeded(network, (X,)), ["hull"], (X,), lambda population: None)
+    data, candidates = read_data((X, LABELS), None, None), {hull.name: replace(hull, group=group)}
+    setup = Setup("net", data, [], candidates, make_task(LABELS, None, None), (X[:8],), None, 32, "sgd", 0.0, "float32")
+    trial = TrialLoop([Trial(hull.name, 0.1, 0)], setup, epochs=1)
+    for _ in trial.advance():
+        pass
+    learned = trial.learned(0, hull)
+    assert learned["bases"] == ["identity", "relu", "tanh"]
+    assert learned["layers"] == ["1", "5"]
+    assert learned["coefficients"][0] == [[0.0, 1.0, 0.0]] * 2
+    assert [len(point) for point in learned["coefficients"]] == [2, 2]
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 @pytest.mark.parametrize("group", [0, None])
 def test_a_run_is_what_a_plain_loop_trains(optimizer: str, group: int | None) -> None:
@@ -647,6 +668,14 @@ def test_errors_have_the_units_of_the_targets() -> None:
         )
 
 
+def test_networks_are_made_from_their_seed_and_leave_the_random_state_as_it_was() -> None:
+    make, before = seeded(mlp, (X,)), torch.get_rng_state()
+    one, two, other = (make(seed).state_dict()["0.weight"] for seed in (3, 3, 4))
+    assert one.equal(two)
+    assert not one.equal(other)
+    assert torch.get_rng_state().equal(before)
+
+
 def test_coefficients_of_hulls_have_ten_times_the_rate_and_slopes_of_prelu_that_of_weights() -> None:
     names = ["prelu", "tanh", "convex(identity,relu)", "hull", lambda channels: hullo.AffineHull("relu", "sin")]
     found, _ = prepare(seeded(mlp, (X,)), names, (X,), lambda population: None)
@@ -678,6 +707,7 @@ def test_runs_that_diverge_are_counted_and_do_not_stop_others(tmp_path: Path) ->
     by_name = {row.candidate: row for row in result.rows}
     assert by_name["original"].diverged == 1
     assert "1 of 6 networks diverged" in result.finding
+    assert "other test examples" not in result.finding  # they have no scores of that network
     assert all(math.isfinite(row.test) and row.test_seeds == 3 for row in result.rows)
 
 

@@ -190,6 +190,7 @@ def test_without_time_the_end_of_the_grid_is_reported() -> None:
     choice = choose(("own", "relu"), (0.1, 1.0), train, may_extend=lambda trials: False)
     assert choice.is_at_edge("own")
     assert choice.is_at_edge("relu")
+    assert not choose(("own", "relu"), (0.1,), train).is_at_edge("own")  # a single rate was asked for
 
 
 def test_without_time_for_another_round_the_leader_is_the_challenger() -> None:

@@ -238,6 +238,14 @@ def test_the_plan_measures_what_a_population_takes_and_what_each_network_adds(mo
     assert work.measure(setup, trials[:1]) == pytest.approx({"setup": 5.0, "fixed": 0.0, "each": 5.0, "members": 1})
 
 
+def test_seeds_are_said_with_their_minutes_unless_there_are_too_many(tmp_path: Path) -> None:
+    with make_engine(tmp_path, Dice(0), seeds=10) as engine:
+        engine.plan, engine.clock.used = Plan(RATES, members=16, each=9.0), 60.0
+        assert engine._spell_seeds(8, 4) == "8 seeds, about 3 minutes in all"  # 1, and 8 networks of 9 seconds, / 0.9
+        assert engine._spell_seeds(11, 4) == "11 seeds, more than the limit of 10"
+        assert engine._spell_seeds(None, 4) == "more than 1000 seeds"
+
+
 def test_seconds_are_those_of_whole_populations_by_several_workers() -> None:
     plan = Plan(RATES, members=4, epochs=3, setup=1.0, fixed=2.0, each=0.5, workers=2)
     assert plan.seconds(8) == 1 + 3 * (2 + 4 * 0.5)

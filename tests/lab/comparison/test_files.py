@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from hullo.lab.comparison.data import read_data
-from hullo.lab.comparison.files import open_files, read_csv
+from hullo.lab.comparison.files import open_files, open_network, read_csv
 from hullo.lab.data.release import DataError
 
 
@@ -126,6 +126,19 @@ def test_tables_are_separated_by_commas_semicolons_or_tabs(delimiter: str, tmp_p
     rows = [delimiter.join((str(i), f'"{i % 3},{i % 3}"', str(i / 7))) for i in range(60)]
     data = read_csv(write(tmp_path / "table.csv", delimiter.join(("size", '"place, and more"', "price")), *rows))
     assert data.parts["train"][0].shape[1] == 1 + 3
+
+
+def test_a_network_has_an_output_for_each_class_of_all_data(tmp_path: Path) -> None:
+    lines = (
+        "from torch import nn",
+        "def net(in_channels, num_classes):",
+        "    return nn.Linear(in_channels, num_classes)",
+    )
+    source = f"{write(tmp_path / 'net.py', *lines)}:net"
+    x, y = torch.randn(60, 4), torch.arange(60) // 20  # the first samples are of one class
+    for targets, outputs in ((y, 3), (y.float()[:, None], 1), (x.float()[:, :2], 2)):
+        network = open_network(source, read_data((x, targets), None, None))()
+        assert (network.in_features, network.out_features) == (4, outputs)
 
 
 def test_whole_numbers_of_any_type_are_classes_or_tokens() -> None:
