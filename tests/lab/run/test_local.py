@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,16 @@ def test_progress_within_an_epoch_is_a_fraction(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(Progress, "update", lambda self, fraction, name=None: shown.append(fraction))
     run(tmp_path, checkpoint_every=1e9)  # an epoch of two steps
     assert shown == [0.0, 0.5, 1.0, 1.0]
+
+
+def test_a_network_that_diverges_is_noted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: list[str] = []
+    monkeypatch.setattr(Progress, "note", lambda self, text: notes.append(text))
+    specs = [replace(SPECS[0], lr=lr, epochs=3, seed=seed) for seed, lr in enumerate((1e30, 1e-4))]
+    with Progress(Console(), quiet=True) as progress:
+        LocalRunner(RunQueue(specs, tmp_path), DATA, environment("here")).run(progress)
+    (note,) = notes
+    assert note.startswith("diverged in epoch 1: relu seed=0: ")
 
 
 def test_population_of_another_command_is_finished_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
