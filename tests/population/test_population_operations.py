@@ -9,9 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from function_networks import Net, numbers
-from torch import Tensor
+from torch import Tensor, nn
 
 from hullo.population import Population
+from hullo.population.rules import RULES, Context
+from hullo.population.values import Value
 
 
 def index_fill(net: Any, x: Tensor) -> Tensor:
@@ -107,3 +109,23 @@ def test_where_the_members_are_in_memory_needs_no_other_graph() -> None:
     population(numbers(3, 2, 4), in_dims=1)
     population(numbers(2, 3, 4))
     assert len(calls) == traced
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norms_of_one_image_have_the_gradients_of_each_member(training: bool) -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1)).double()
+
+    population, x = Population(make, seeds=range(3)).train(training), torch.randn(3, 1, 3, 4, 7, dtype=torch.float64)
+    members = list(population)
+    population(x).sin().sum().backward()
+    for k, member in enumerate(members):
+        member(x[k]).sin().sum().backward()
+        for name, parameter in member.named_parameters():
+            torch.testing.assert_close(population.stacked.get_parameter(name).grad[k], parameter.grad)
+
+
+def test_padded_images_have_the_size_of_their_padding() -> None:
+    x = torch.randn(2, 2, 3, 5, 6)
+    made: Value = RULES[torch.ops.aten.pad.default](Context(2, x, x), Value(x, 0), [1, 2, 3, 4])
+    assert made.shape == made.tensor.shape[1:] == (2, 3, 12, 9)
