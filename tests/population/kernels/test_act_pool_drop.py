@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 import hullo
 from hullo.functional import apply
 from hullo.kernels import CombineSpec
 from hullo.parametrizations import get_parametrization
-from hullo.population import rng
+from hullo.population import Population, kernels, rng
 from rounding import assert_rounded_once
 
 pytest.importorskip("triton")
@@ -177,6 +178,18 @@ def test_images_and_gradients_in_another_order_serve() -> None:
     found = passes(case.fused, [inputs[0].detach().contiguous(), inputs[1]], gradient)
     for a, b in zip(found, expected, strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("channels", [8, 6])
+def test_a_population_drops_the_same_entries_with_kernels_and_without(
+    channels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = nn.Sequential(nn.Conv2d(3, channels, 1), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.5)).to(DEVICE)
+    x, found = torch.rand(2, 5, 3, 4, 4, device=DEVICE), []
+    for fused in (True, False):
+        monkeypatch.setattr(kernels, "support", lambda x, fused=fused: fused)
+        found.append(Population([copy.deepcopy(network) for _ in range(2)])(x))
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.gpu
