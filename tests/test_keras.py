@@ -161,7 +161,9 @@ def test_second_derivatives_match_the_formula(name):
         np.testing.assert_allclose(numpy(ours), theirs, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("shape", "groups"), [((0, 4), 1), ((0, 4), 4), ((4,), 1), ((4,), 4), ((2, 3, 1, 4), 4)])
+@pytest.mark.parametrize(
+    ("shape", "groups"), [((0, 4), 1), ((0, 4), 4), ((4,), 1), ((4,), 4), ((2, 3, 1, 4), 4), ((3, 2), 2)]
+)
 def test_any_input_shape_is_supported(shape, groups):
     layer, module = layer_and_module("AffineHull", PAPER, shape, groups=groups)
     x = np.random.default_rng(0).normal(size=shape).astype("float32")

@@ -66,3 +66,11 @@ class TestPrecision:
         for plain, cast in zip(*results, strict=True):
             assert plain.dtype == cast.dtype == torch.float32
             assert torch.equal(plain, cast)
+
+
+def test_conversions_between_single_and_double_precision_convert_all_parameters() -> None:
+    act = hullo.AffineHull("identity", "relu", inner_scale="hull", dtype=torch.float32)
+    for dtype in (torch.float64, torch.float32):
+        act.to(dtype)
+        assert {parameter.dtype for parameter in act.parameters()} == {dtype}
+        assert act.half().raw.dtype == dtype
