@@ -78,8 +78,6 @@ def _reasons(result: Result) -> Iterator[str]:
     refused = re.split(r"; (?=the model \(|[\w.]+ \()", result.refusal.partition("be replaced: ")[2])
     for line in [*result.wrong, *result.left, *refused]:
         reason = re.sub(r" \([^()]*, line \d+\)", "", line.partition("): ")[2] or line)
-        helper = r"^\S+ (calls .*), and is not a method that can be (?:changed|rewritten)"
-        reason = re.sub(helper, r"a helper function \1", reason)
         if reason and GATE not in reason:
             yield reason.removesuffix("; ...")
 

@@ -6,9 +6,9 @@ import csv
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 from hullo.lab.analysis.experiments import place
 from hullo.lab.analysis.tables.format import provenance
@@ -20,11 +20,9 @@ SEEDS = 5
 """The default number of `hullo reproduce`."""
 
 
-@dataclass(frozen=True, order=True)
-class Pace:
+class Pace(NamedTuple):
     """Populations of one column with the same size and number of epochs, on one device."""
 
-    place: tuple[bool, int] = field(repr=False)
     column: Column
     device: str
     precision: str
@@ -50,10 +48,8 @@ def paces(records: Iterable[Record]) -> list[Pace]:
         key = spec.column, device, spec.precision, spec.batch_size, spec.epochs, members
         # more records than members: as many populations happen to have taken the same time, to the millisecond
         alike.setdefault(key, []).extend([seconds] * math.ceil(count / members))
-    return sorted(
-        Pace(place(key[0]), *key, populations=len(seconds), seconds=math.fsum(seconds))
-        for key, seconds in alike.items()
-    )
+    found = [Pace(*key, len(seconds), math.fsum(seconds)) for key, seconds in alike.items()]
+    return sorted(found, key=lambda pace: (place(pace.column), pace))
 
 
 def read_plain(paths: Iterable[Path]) -> dict[tuple[Column, int], float]:
