@@ -54,6 +54,7 @@ def test_number_of_members_is_limited(members: int | None, expected: list[int], 
 
 def test_populations_too_large_for_memory_are_halved(tmp_path: Path) -> None:
     queue = RunQueue(SPECS, tmp_path)
+    begin(queue, *queue.populations()[0])  # its checkpoint is of the whole population
     assert queue.split_in_half(queue.populations()[0]) == "6 networks do not fit into memory; trying 3 at a time"
     assert sizes(queue) == [3, 3, 6]
     assert queue.split_in_half(queue.populations()[0]) == "3 networks do not fit into memory; trying 2 at a time"
