@@ -300,11 +300,8 @@ class TwoInputs(nn.Module):
 def test_list_is_one_argument_of_the_model(function: Callable[..., Any]) -> None:
     x = torch.randn(2, 3)
     function(TwoInputs(), example_inputs=(x, x))
-    with pytest.raises(TypeError, match="missing 1 required positional argument") as error:
+    with pytest.raises(TypeError, match="missing 1 required positional argument"):
         function(TwoInputs(), example_inputs=[x, x])
-    assert error.value.__notes__ == [
-        "example_inputs is a list, which is one argument of the model; give several as a tuple"
-    ]
 
 
 def test_failing_mode_is_not_compared() -> None:

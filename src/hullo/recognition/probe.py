@@ -66,13 +66,10 @@ def read_module(module: nn.Module) -> Reading | None:
         return None if None in modes else Reading(None, reason="it differs between training and evaluation mode")
     if modes[0] is None or modes[0].known is None:
         return modes[0]
-    reason = why_not_module(module) or _why_not_arguments(module)
+    reason, others = why_not_module(module), list(inspect.signature(type(module).forward).parameters)[2:]
+    if others and not reason:
+        reason = f"its forward takes more than one argument: {', '.join(others)}"
     return Reading(None if reason else modes[0].known, reason)
-
-
-def _why_not_arguments(module: nn.Module) -> str:
-    parameters = list(inspect.signature(type(module).forward).parameters)[2:]
-    return f"its forward takes more than one argument: {', '.join(parameters)}" if parameters else ""
 
 
 def may_be_activation(module: nn.Module) -> bool:

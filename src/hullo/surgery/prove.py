@@ -108,9 +108,7 @@ class Comparison:
         leaves = [item for outcome in self.expected.values() for item in outcome.outputs.values()]
         return " and ".join(self.expected) if any(map(has_values, leaves)) else ""
 
-    def _run(
-        self, model: nn.Module, mode: str, observer: Observer | None = None, differentiate: bool = True
-    ) -> Outcome:
+    def _run(self, model: nn.Module, mode: str, observer: Observer | None = None) -> Outcome:
         gradients, differentiates = self._settings[mode]
         outcome = Outcome()
 
@@ -136,14 +134,14 @@ class Comparison:
             outcome.outputs = {where: _copy(item) for where, item in _items("", output)}
             outcome.buffers = {name: _copy(item) for name, item in model.named_buffers()}
             outcome.calls = observer.calls if observer else []
-            if differentiates and differentiate:
+            if differentiates:
                 outcome.gradients = _differentiate(model, output)
             return outcome
 
-    def run_changed(self, model: nn.Module, mode: str, differentiate: bool = True) -> Outcome:
+    def run_changed(self, model: nn.Module, mode: str) -> Outcome:
         """Run a changed model in a mode; raise RuntimeError if it fails."""
         try:
-            return self._run(model, mode, differentiate=differentiate)
+            return self._run(model, mode)
         except Exception as error:
             kind = type(error).__name__
             raise RuntimeError(f"the changed model fails in {mode} mode on example_inputs: {kind}: {error}") from error

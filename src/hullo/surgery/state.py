@@ -149,12 +149,7 @@ def run(model: nn.Module, inputs: Inputs) -> Any:
     inputs_copy = copied(inputs, "example_inputs")
     if isinstance(inputs_copy, Mapping):
         return model(**inputs_copy)
-    try:
-        return model(*(inputs_copy if isinstance(inputs_copy, tuple) else (inputs_copy,)))
-    except Exception as error:
-        if isinstance(inputs, list):
-            error.add_note("example_inputs is a list, which is one argument of the model; give several as a tuple")
-        raise
+    return model(*(inputs_copy if isinstance(inputs_copy, tuple) else (inputs_copy,)))
 
 
 def copied(value: Any, what: str) -> Any:
