@@ -81,10 +81,10 @@ def launch_activations() -> None:
 
 
 def launch_features() -> None:
-    q = learned(2, 3, 64, 64)
+    q, rates = learned(2, 3, 64, 64), given(dtype=torch.float64)
     both_passes(attention.attend(q, q, q, None, Dropout(*NUMBERS, 0, 0.1), is_causal=True))
-    both_passes(attention.attend(q, q, q, given(2, 1, 1, 64, dtype=SINGLE), Dropout(*NUMBERS, 0, 0.1)))
-    both_passes(dropout.drop(q, Dropout(*NUMBERS, 0, 0.1)))
+    both_passes(attention.attend(q, q, q, given(2, 1, 1, 64, dtype=SINGLE), Dropout(*NUMBERS, 0, rates)))
+    both_passes(*(dropout.drop(q, Dropout(*NUMBERS, 0, rate)) for rate in (0.1, rates)))
     x, bias = learned(64, 32), learned(32)
     drop = Dropout(*NUMBERS, 0, 0.1)
     both_passes(*layer_norm(x, x, bias, bias, bias, eps=1e-5, dtype=SINGLE, dropout=drop, copy=HALF))

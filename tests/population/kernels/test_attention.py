@@ -32,7 +32,7 @@ def oracle(
     k: Tensor,
     v: Tensor,
     mask: Tensor | None,
-    rate: float,
+    rate: float | Tensor,
     *,
     is_causal: bool = False,
     scale: float | None = None,
@@ -47,7 +47,8 @@ def oracle(
     sees_none = (scores == -torch.inf).all(-1, keepdim=True)
     weights = scores.masked_fill(sees_none, 0).softmax(-1) * ~sees_none
     kept = rng.dropout_mask(SEEDS, STEPS, NUMBER, weights.shape[1:], rate=rate, first=first)
-    return weights * kept / (1 - rate) @ v
+    share = 1 - rate if isinstance(rate, float) else (1 - rate).view(-1, 1, 1, 1, 1)
+    return weights * kept / share @ v
 
 
 def draw(queries: int, keys: int, features: int, values: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -56,14 +57,15 @@ def draw(queries: int, keys: int, features: int, values: int, dtype: torch.dtype
     return [torch.randn(MEMBERS, BATCH, HEADS, *shape).to(dtype) for shape in shapes]
 
 
-def compare(drawn: list[Tensor], mask: Tensor | None, rate: float, tolerance: float, **options: Any) -> None:
+def compare(drawn: list[Tensor], mask: Tensor | None, rate: Any, tolerance: float, **options: Any) -> None:
     """Compare values and gradients with float64."""
     found = []
     for fused in (True, False):
         *inputs, gradient = (item.to(DEVICE) if fused else item.double() for item in drawn)
         leaves = [item.detach().requires_grad_() for item in inputs]
         if fused:
-            dropout = DROPOUT._replace(rate=rate, first=FIRST)
+            own = rate.to(DEVICE) if isinstance(rate, Tensor) else rate
+            dropout = DROPOUT._replace(rate=own, first=FIRST)
             y = attend(*leaves, mask if mask is None else mask.to(DEVICE), dropout, **options)
         else:
             y = oracle(*leaves, mask if mask is None or mask.dtype == torch.bool else mask.double(), rate, **options)
@@ -95,6 +97,11 @@ def test_masks_of_any_shape_hide_keys_or_add_to_scores(kind: str, adds: bool) ->
 )
 def test_any_number_of_queries_keys_and_features(sizes: tuple[int, ...], is_causal: bool) -> None:
     compare(draw(*sizes), None, 0.3, 5e-6, is_causal=is_causal, scale=0.5)
+
+
+@pytest.mark.parametrize("keys", [8, 7])
+def test_members_may_have_rates_of_their_own(keys: int) -> None:
+    compare(draw(9, keys, 16, 16), None, torch.tensor([0.0, 0.6], dtype=torch.float64), 5e-6)
 
 
 @pytest.mark.parametrize(("length", "features"), [(80, 64), (33, 128)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -17,7 +19,7 @@ from hullo.population.kernels.dropout import Dropout, drop  # noqa: E402
 NCHW, NHWC = (0, 1, 2, 3, 4), (0, 1, 3, 4, 2)
 
 
-def check(x: torch.Tensor, dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def check(x: torch.Tensor, dim: int, monkeypatch: pytest.MonkeyPatch, rate: Any = 0.4) -> None:
     """Compare values and gradients of a dropout with and without kernels, at a tensor with the members in `dim`."""
     members = x.shape[dim]
     seeds, steps = torch.arange(members), torch.tensor([7, -1, 2**40])[:members]
@@ -27,7 +29,8 @@ def check(x: torch.Tensor, dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(kernels, "support", lambda x: fused)
         at = torch.empty_like(x, device=device).copy_(x).requires_grad_()
         context = Context(members, seeds.to(device), steps.to(device), number=2, first=3)
-        y = layers.drop(context, Value(at, dim), 0.4, True)
+        own = rate.to(device) if isinstance(rate, torch.Tensor) else rate
+        y = layers.drop(context, Value(at, dim), own, True)
         assert y.dim == dim
         (slope,) = torch.autograd.grad(y.tensor, at, gradient.to(device))
         return [y.tensor.detach().cpu(), slope.cpu()]
@@ -80,6 +83,10 @@ def test_members_may_have_rates_of_their_own_where_there_are_kernels(monkeypatch
     assert set(whole.mean((3, 4)).flatten().tolist()) == {0.0, 2.0}
 
 
+def test_members_may_have_rates_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    check(torch.randn(3, 6, 20), 0, monkeypatch, rate=torch.tensor([0.0, 0.3, 1.0], dtype=torch.float64))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_rate_that_all_members_have_is_that_rate(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "support", lambda x: False)
@@ -89,6 +96,15 @@ def test_a_rate_that_all_members_have_is_that_rate(dtype: torch.dtype, monkeypat
         rates = torch.full((2,), rate, dtype=torch.float64)
         one, each = (layers.drop(Context(2, numbers, numbers), Value(x, 0), r, True).tensor for r in (rate, rates))
         torch.testing.assert_close(each, one, rtol=0, atol=0)
+
+
+def test_rates_of_members_have_the_constants_of_the_kernel_for_one_rate() -> None:
+    rates = torch.linspace(0, 0.999, 1000, dtype=torch.float64)
+    numbers = torch.zeros(1000, dtype=torch.int64)
+    least, scale = Dropout(numbers, numbers, 0, rates).numbers()
+    expected = [Dropout(numbers, numbers, 0, rate).constants() for rate in rates.tolist()]
+    assert least.tolist() == [constants["LEAST"] for constants in expected]
+    assert torch.equal(scale, torch.tensor([constants["SCALE"] for constants in expected]))
 
 
 def test_second_derivatives_are_those_of_a_linear_function() -> None:

@@ -15,6 +15,7 @@ them: the gradients of queries, keys and values that are parts of one tensor are
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -67,42 +68,46 @@ def attend(
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     if mask is not None:
         mask = mask.expand(*q.shape[:-1], k.shape[-2])
-    y: Tensor = _Attend.apply(q, k, v, mask, dropout.seeds, dropout.steps, _Call(dropout, is_causal, scale))
+    call = _Call(dropout.constants(), is_causal, scale, dropout.first)
+    y: Tensor = _Attend.apply(q, k, v, mask, dropout.seeds, dropout.steps, *dropout.numbers(), call)
     return y
 
 
 class _Call(NamedTuple):
-    """Hold the arguments of a call that need no gradient."""
+    """Hold the arguments of a call that are not tensors."""
 
-    dropout: Dropout
+    constants: dict[str, Any]
     is_causal: bool
     scale: float
+    first: int
 
 
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, seeds: Tensor, steps: Tensor, call: _Call
-    ) -> Tensor:
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, seeds: Tensor, steps: Tensor,
+        least: Tensor | None, kept_scale: Tensor | None, call: _Call,
+    ) -> Tensor:  # fmt: skip
         q, k, v = (_with_rows(item) for item in (q, k, v))
         members, batch, heads, rows, _ = q.shape
         y = q.new_empty(members, batch, rows, heads, v.shape[-1]).transpose(2, 3)
         most, total = torch.empty(2, *q.shape[:-1], dtype=torch.float32, device=q.device)
-        _launch("forward", (q, k, v, y), (most, total), mask, call)
-        ctx.save_for_backward(q, k, v, y, most, total, mask, seeds, steps)
+        draws = (mask, seeds, steps, least, kept_scale)
+        _launch("forward", (q, k, v, y), (most, total), draws, call)
+        ctx.save_for_backward(q, k, v, y, most, total, *draws)
         ctx.call = call
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, y, most, total, mask, *_ = ctx.saved_tensors
+        q, k, v, y, most, total, *draws = ctx.saved_tensors
         dy = _with_rows(dy)
         dq, dk, dv = _empty_like_parts(q, k, v)
         statistics = (most, total, torch.empty_like(most))
-        _launch("queries", (q, k, v, y, dy, dq), statistics, mask, ctx.call)
-        _launch("keys", (q, k, v, dy, dk, dv), statistics, mask, ctx.call)
-        return dq, dk, dv, None, None, None, None
+        _launch("queries", (q, k, v, y, dy, dq), statistics, draws, ctx.call)
+        _launch("keys", (q, k, v, dy, dk, dv), statistics, draws, ctx.call)
+        return dq, dk, dv, *[None] * 6
 
 
 def _with_rows(x: Tensor) -> Tensor:
@@ -128,10 +133,15 @@ def _empty_like_parts(*parts: Tensor) -> tuple[Tensor, ...]:
 
 
 def _launch(
-    kind: str, tensors: tuple[Tensor, ...], statistics: tuple[Tensor, ...], mask: Tensor | None, call: _Call
+    kind: str,
+    tensors: tuple[Tensor, ...],
+    statistics: tuple[Tensor, ...],
+    draws: Sequence[Tensor | None],
+    call: _Call,
 ) -> None:
     """Launch one of the kernels: `forward`, or that for the gradients of the queries, or of the keys and values."""
     q, k, v = tensors[:3]
+    mask, *_, kept_scale = draws
     members, batch, heads, rows, features = q.shape
     columns = k.shape[-2]
     tile = TILES[kind]
@@ -142,10 +152,10 @@ def _launch(
     tile = tile._replace(rows=min(tile.rows, block(rows)), columns=min(tile.columns, block(columns)))
     tiles = triton.cdiv(columns, tile.columns) if kind == "keys" else triton.cdiv(rows, tile.rows)
     _KERNELS[kind][(tiles * members * batch * heads,)](
-        *tensors, *statistics, q if mask is None else mask, call.dropout.seeds, call.dropout.steps,
+        *tensors, *statistics, *(q if item is None else item for item in draws),
         *(item.stride() for item in tensors), (0,) * 5 if mask is None else mask.stride(),
-        tiles, batch, heads, rows, columns, call.dropout.first * heads * rows, call.scale, **call.dropout.constants(),
-        TOGETHER=columns % 4 == 0, CAUSAL=call.is_causal,
+        tiles, batch, heads, rows, columns, call.first * heads * rows, call.scale, **call.constants,
+        EACH=kept_scale is not None, TOGETHER=columns % 4 == 0, CAUSAL=call.is_causal,
         MASK="none" if mask is None else "hide" if mask.dtype == torch.bool else "add",
         EVEN=columns % tile.columns == 0, FEATURES=features, VALUES=v.shape[-1],
         WIDTH=block(features), WIDE=block(v.shape[-1]),
@@ -245,14 +255,15 @@ def _weigh(score, most, total, MASK: tl.constexpr):
 
 @triton.jit
 def _forward(
-    q_ptr, k_ptr, v_ptr, y_ptr, most_ptr, total_ptr, mask_ptr, seeds, steps,
+    q_ptr, k_ptr, v_ptr, y_ptr, most_ptr, total_ptr, mask_ptr, seeds, steps, least_ptr, scale_ptr,
     q_strides, k_strides, v_strides, y_strides, mask_strides,
     tiles, batch, heads, rows, columns, first, scale,
-    PURPOSE: tl.constexpr, LEAST: tl.constexpr, SCALE: tl.constexpr, TOGETHER: tl.constexpr,
+    PURPOSE: tl.constexpr, LEAST: tl.constexpr, SCALE: tl.constexpr, EACH: tl.constexpr, TOGETHER: tl.constexpr,
     CAUSAL: tl.constexpr, MASK: tl.constexpr, EVEN: tl.constexpr, FEATURES: tl.constexpr, VALUES: tl.constexpr,
     WIDTH: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     tile, member, sample, head = _find_head(tiles, batch, heads)
+    least, kept_scale = _read_rate(least_ptr, scale_ptr, member, LEAST, SCALE, EACH)
     stream = open_keys(seeds, steps, member, PURPOSE)
     row = tile * ROWS + tl.arange(0, ROWS)
     above = (sample * heads + head) * rows  # of the member's rows
@@ -277,8 +288,8 @@ def _forward(
         weight = tl.exp2(score - base[:, None])
         factor = tl.exp2(most - base)
         total = total * factor + tl.sum(weight, axis=1)
-        kept = _keep(stream, first + above, row, columns, start, LEAST, TOGETHER, ROWS, COLUMNS)
-        weight *= tl.where(kept, SCALE, 0.0)
+        kept = _keep(stream, first + above, row, columns, start, least, TOGETHER, ROWS, COLUMNS)
+        weight *= tl.where(kept, kept_scale, 0.0)
         y = tl.dot(weight.to(v.dtype), v, y * factor[:, None], input_precision="ieee")
         most = higher
     y *= tl.where(total == 0, 0.0, 1 / total)[:, None]
@@ -291,14 +302,16 @@ def _forward(
 @triton.jit
 def _backward_queries(
     q_ptr, k_ptr, v_ptr, y_ptr, dy_ptr, dq_ptr, most_ptr, total_ptr, delta_ptr, mask_ptr, seeds, steps,
+    least_ptr, scale_ptr,
     q_strides, k_strides, v_strides, y_strides, dy_strides, dq_strides, mask_strides,
     tiles, batch, heads, rows, columns, first, scale,
-    PURPOSE: tl.constexpr, LEAST: tl.constexpr, SCALE: tl.constexpr, TOGETHER: tl.constexpr,
+    PURPOSE: tl.constexpr, LEAST: tl.constexpr, SCALE: tl.constexpr, EACH: tl.constexpr, TOGETHER: tl.constexpr,
     CAUSAL: tl.constexpr, MASK: tl.constexpr, EVEN: tl.constexpr, FEATURES: tl.constexpr, VALUES: tl.constexpr,
     WIDTH: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of queries, and the products of each query's y and its gradient for the other kernel."""
     tile, member, sample, head = _find_head(tiles, batch, heads)
+    least, kept_scale = _read_rate(least_ptr, scale_ptr, member, LEAST, SCALE, EACH)
     stream = open_keys(seeds, steps, member, PURPOSE)
     row = tile * ROWS + tl.arange(0, ROWS)
     above = (sample * heads + head) * rows
@@ -325,8 +338,8 @@ def _backward_queries(
         )  # fmt: skip
         weight = _weigh(score, most[:, None], total[:, None], MASK)
         slope = tl.dot(dy, tl.trans(v), input_precision="ieee")
-        kept = _keep(stream, first + above, row, columns, start, LEAST, TOGETHER, ROWS, COLUMNS)
-        dscore = weight * (slope * tl.where(kept, SCALE, 0.0) - delta[:, None])
+        kept = _keep(stream, first + above, row, columns, start, least, TOGETHER, ROWS, COLUMNS)
+        dscore = weight * (slope * tl.where(kept, kept_scale, 0.0) - delta[:, None])
         dq = tl.dot(dscore.to(k.dtype), k, dq, input_precision="ieee")
     _store(_at(dq_ptr, dq_strides, member, sample, head), dq_strides[3], row, rows, dq * scale, FEATURES, WIDTH)
 
@@ -334,14 +347,16 @@ def _backward_queries(
 @triton.jit
 def _backward_keys(
     q_ptr, k_ptr, v_ptr, dy_ptr, dk_ptr, dv_ptr, most_ptr, total_ptr, delta_ptr, mask_ptr, seeds, steps,
+    least_ptr, scale_ptr,
     q_strides, k_strides, v_strides, dy_strides, dk_strides, dv_strides, mask_strides,
     tiles, batch, heads, rows, columns, first, scale,
-    PURPOSE: tl.constexpr, LEAST: tl.constexpr, SCALE: tl.constexpr, TOGETHER: tl.constexpr,
+    PURPOSE: tl.constexpr, LEAST: tl.constexpr, SCALE: tl.constexpr, EACH: tl.constexpr, TOGETHER: tl.constexpr,
     CAUSAL: tl.constexpr, MASK: tl.constexpr, EVEN: tl.constexpr, FEATURES: tl.constexpr, VALUES: tl.constexpr,
     WIDTH: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of keys and values; scores are transposed, (COLUMNS, ROWS)."""
     tile, member, sample, head = _find_head(tiles, batch, heads)
+    least, kept_scale = _read_rate(least_ptr, scale_ptr, member, LEAST, SCALE, EACH)
     stream = open_keys(seeds, steps, member, PURPOSE)
     column = tile * COLUMNS + _in_words(COLUMNS)
     k = _load(_at(k_ptr, k_strides, member, sample, head), k_strides[3], column, columns, FEATURES, WIDTH)
@@ -366,14 +381,23 @@ def _backward_keys(
             product, scale, row[None, :], column[:, None], columns, mask_ptr, mask_strides, rows, MASK, CAUSAL, EVEN
         )  # fmt: skip
         weight = _weigh(score, most[None, :], total[None, :], MASK)
-        kept = _keep(stream, first + above, row, columns, tile * COLUMNS, LEAST, TOGETHER, ROWS, COLUMNS)
-        factor = tl.where(tl.trans(kept), SCALE, 0.0)
+        kept = _keep(stream, first + above, row, columns, tile * COLUMNS, least, TOGETHER, ROWS, COLUMNS)
+        factor = tl.where(tl.trans(kept), kept_scale, 0.0)
         dv = tl.dot((weight * factor).to(dy.dtype), dy, dv, input_precision="ieee")
         slope = tl.dot(v, tl.trans(dy), input_precision="ieee")
         dscore = weight * (slope * factor - delta[None, :])
         dk = tl.dot(dscore.to(q.dtype), q, dk, input_precision="ieee")
     _store(_at(dk_ptr, dk_strides, member, sample, head), dk_strides[3], column, columns, dk * scale, FEATURES, WIDTH)
     _store(_at(dv_ptr, dv_strides, member, sample, head), dv_strides[3], column, columns, dv, VALUES, WIDE)
+
+
+@triton.jit
+def _read_rate(least_ptr, scale_ptr, member, LEAST: tl.constexpr, SCALE: tl.constexpr, EACH: tl.constexpr):
+    least, scale = LEAST, SCALE
+    if EACH:
+        least = tl.load(least_ptr + member)
+        scale = tl.load(scale_ptr + member)
+    return least, scale
 
 
 _KERNELS = {"forward": _forward, "queries": _backward_queries, "keys": _backward_keys}

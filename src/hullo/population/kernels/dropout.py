@@ -32,20 +32,31 @@ class Dropout(NamedTuple):
     Args:
         seeds, steps: of each member, (members,).
         number: which of the network's random operations this is, counted from 0.
-        rate: the share that is dropped, below 1.
+        rate: the share that is dropped, or one per member, (members,); then 1 drops everything.
         first: the number of the first sample, where the batch is a part of a larger one.
     """
 
     seeds: Tensor
     steps: Tensor
     number: int
-    rate: float
+    rate: float | Tensor
     first: int = 0
 
     def constants(self) -> dict[str, Any]:
-        """Return the constants of kernels."""
-        least = round(self.rate * 2**16) - 2**15
-        return {"PURPOSE": int(Purpose.DROPOUT) + self.number, "LEAST": least, "SCALE": 1 / (1 - self.rate)}
+        """Return the constants of kernels; a rate per member takes the place of two of them."""
+        rate = 0.0 if isinstance(self.rate, Tensor) else self.rate
+        return {
+            "PURPOSE": int(Purpose.DROPOUT) + self.number,
+            "LEAST": round(rate * 2**16) - 2**15,
+            "SCALE": 1 / (1 - rate),
+        }
+
+    def numbers(self) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        """Return what takes their place, (members,), if each member has a rate."""
+        if not isinstance(self.rate, Tensor):
+            return None, None
+        least = (self.rate.double() * 2**16).round().int() - 2**15
+        return least, torch.where(self.rate < 1, 1 / (1 - self.rate), 0.0).float()
 
 
 def drop(
@@ -62,7 +73,8 @@ def drop(
     """
     others = [d for d in range(x.dim()) if d != dim]
     layout = _lay_out(x, dim, others if order is None else [others[d] for d in order], chunk)
-    dropped: Tensor = _Drop.apply(x, dropout.seeds, dropout.steps, dropout, layout)
+    call = _Call(dropout.constants(), dropout.first, layout)
+    dropped: Tensor = _Drop.apply(x, dropout.seeds, dropout.steps, *dropout.numbers(), call)
     return dropped
 
 
@@ -85,35 +97,46 @@ def _lay_out(x: Tensor, dim: int, order: Sequence[int], chunk: tuple[int, int]) 
     return _Layout((*order[:place], dim, *order[place:]), place, columns, chunk)
 
 
+class _Call(NamedTuple):
+    """Hold the arguments of a call that are not tensors."""
+
+    constants: dict[str, Any]
+    first: int
+    layout: _Layout
+
+
 class _Drop(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, seeds: Tensor, steps: Tensor, dropout: Dropout, layout: _Layout) -> Tensor:
-        ctx.dropout, ctx.layout = dropout, layout
-        ctx.save_for_backward(seeds, steps)  # which refuses a backward pass after the next step, whose mask is another
-        return _launch(x, dropout, layout)
+    def forward(
+        ctx: Any, x: Tensor, seeds: Tensor, steps: Tensor, least: Tensor | None, scale: Tensor | None, call: _Call
+    ) -> Tensor:
+        ctx.call = call
+        ctx.save_for_backward(seeds, steps, least, scale)  # refused after the next step, whose masks are others
+        return _launch(x, seeds, steps, least, scale, call)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         # dropout is linear: its derivative is the same dropout
-        return _Drop.apply(gradient, *ctx.saved_tensors, ctx.dropout, ctx.layout), None, None, None, None
+        return _Drop.apply(gradient, *ctx.saved_tensors, ctx.call), None, None, None, None, None
 
 
-def _launch(x: Tensor, dropout: Dropout, layout: _Layout) -> Tensor:
-    permuted, place, columns, (index, chunks) = layout
-    members = len(dropout.seeds)
+def _launch(x: Tensor, seeds: Tensor, steps: Tensor, least: Tensor | None, scale: Tensor | None, call: _Call) -> Tensor:
+    permuted, place, columns, (index, chunks) = call.layout
+    members = len(seeds)
     x = x.permute(permuted).contiguous()
     y = torch.empty_like(x)
     rows = x.numel() // (members * columns)
     inside = math.prod(x.shape[place + 1 :])  # entries of a member that lie together
     per_sample = x.numel() // (members * x.shape[1 if place == 0 else 0])
-    start = dropout.first * per_sample * chunks + index * columns
+    start = call.first * per_sample * chunks + index * columns
     width = min(BLOCK, triton.next_power_of_2(columns))
     height = min(BLOCK // width, triton.next_power_of_2(rows))
     together = start % 4 == 0 and width >= 4 and (columns * chunks % 4 == 0 or rows == 1)
     row_stride = columns if place == 0 else members * inside
     _drop[(triton.cdiv(columns, width) * triton.cdiv(rows, height), members)](
-        x, dropout.seeds, dropout.steps, y, rows, columns, columns * chunks, inside, row_stride, start,
-        **dropout.constants(), TOGETHER=together, ROWS=height, COLUMNS=width,
+        x, seeds, steps, x if least is None else least, x if scale is None else scale, y,
+        rows, columns, columns * chunks, inside, row_stride, start,
+        **call.constants, EACH=least is not None, TOGETHER=together, ROWS=height, COLUMNS=width,
     )  # fmt: skip
     return y.permute(sorted(range(x.dim()), key=permuted.__getitem__))
 
@@ -185,19 +208,23 @@ def keep_tile(key, position, LEAST, TOGETHER: tl.constexpr, ROWS: tl.constexpr, 
 
 @triton.jit
 def _drop(
-    x_ptr, seeds, steps, y_ptr, rows, columns, mask_stride, member_stride, row_stride,
-    start, PURPOSE: tl.constexpr, LEAST: tl.constexpr, SCALE: tl.constexpr,
+    x_ptr, seeds, steps, least_ptr, scale_ptr, y_ptr, rows, columns, mask_stride, member_stride, row_stride,
+    start, PURPOSE: tl.constexpr, LEAST: tl.constexpr, SCALE: tl.constexpr, EACH: tl.constexpr,
     TOGETHER: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(1).to(tl.int64)
+    least, scale = LEAST, SCALE
+    if EACH:
+        least = tl.load(least_ptr + member)
+        scale = tl.load(scale_ptr + member)
     tiles = tl.cdiv(columns, COLUMNS)
     row = tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)[:, None]
     first = tl.program_id(0) % tiles * COLUMNS
     column = first + tl.arange(0, COLUMNS)[None, :]
     position = row.to(tl.int64) * mask_stride + (start + first)
-    kept = keep_tile(open_keys(seeds, steps, member, PURPOSE), position, LEAST, TOGETHER, ROWS, COLUMNS)
+    kept = keep_tile(open_keys(seeds, steps, member, PURPOSE), position, least, TOGETHER, ROWS, COLUMNS)
     inside = (row < rows) & (column < columns)
     at = member * member_stride + row.to(tl.int64) * row_stride + column
     x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    y = x * kept.to(tl.float32) * SCALE  # a product, not a choice: NaN stays NaN, as in the plain form
+    y = x * kept.to(tl.float32) * scale  # a product, not a choice: NaN stays NaN, as in the plain form
     tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=inside)

@@ -133,7 +133,7 @@ def attend(
         return Value(y.view(*q.shape[:-1], v.shape[-1]), 0)
     if enable_gqa:
         k, v = (item.repeat_interleave(q.shape[-3] // item.shape[-3], -3) for item in (k, v))
-    if not isinstance(dropout_p, Tensor) and dropout_p < 1 and _has_kernel(q, k, v, own):
+    if _has_kernel(q, k, v, own, dropout_p):
         return Value(_attend_fused(context, (q, k, v), own, dropout_p, is_causal, scale), 0)
     scores = q @ k.mT * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
     if is_causal:
@@ -146,7 +146,7 @@ def attend(
     return Value(drop_entries(context, weights, dropout_p).tensor @ v, 0)
 
 
-def _has_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> bool:
+def _has_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rate: float | Tensor) -> bool:
     """Return whether a kernel computes attention with dropout of (K, batch, ..., positions, features)."""
     if not kernels.support(q) or q.dim() < 4 or not q.numel() * v.numel() or k.shape[:-2] != q.shape[:-2]:
         return False
@@ -154,14 +154,14 @@ def _has_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> bool:
 
     is_learned = mask is not None and mask.requires_grad
     is_small = max(q.shape[-1], v.shape[-1]) <= MOST_FEATURES
-    return is_small and not is_learned
+    return is_small and not is_learned and (isinstance(rate, Tensor) or rate < 1)
 
 
 def _attend_fused(
     context: Context,
     inputs: Sequence[Tensor],
     mask: Tensor | None,
-    rate: float,
+    rate: float | Tensor,
     is_causal: bool,
     scale: float | None,
 ) -> Tensor:
@@ -220,7 +220,7 @@ def drop_entries(
     dim = x.dim or 0
     order = [0, 2, 3, 1] if images else list(range(len(x.shape)))
     y, numbers = x.at(dim, context.members), (context.seeds, context.steps, context.number)
-    if kernels.support(y) and y.numel() and x.shape and not (whole or isinstance(rate, Tensor)) and rate < 1:
+    if kernels.support(y) and y.numel() and x.shape and not whole and (isinstance(rate, Tensor) or rate < 1):
         from hullo.population.kernels.dropout import Dropout
         from hullo.population.kernels.dropout import drop as drop_fused
 
