@@ -422,3 +422,10 @@ def test_runs_on_example_inputs_leave_no_hooks() -> None:
 )
 def test_difference_is_relative_to_the_largest_number(actual: Any, expected: Any, distance: float) -> None:
     assert difference({"x": actual}, {"x": expected})[1] == pytest.approx(distance)
+
+
+def test_weight_without_a_gradient_does_not_fail_the_proof() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    model.register_parameter("unused", nn.Parameter(torch.ones(1)))
+    hullo.replace_activations(model, example_inputs=torch.randn(2, 4))
+    assert hullo.summary(model).compared == "training and evaluation"

@@ -204,3 +204,8 @@ def test_folded_model_does_not_claim_to_be_compared() -> None:
 def test_summary_says_which_coefficients_are_frozen() -> None:
     model = nn.Sequential(hullo.AffineHull("identity", "relu").requires_grad_(False))
     assert "frozen" in str(hullo.summary(model))
+
+
+def test_summary_shows_the_range_of_groups() -> None:
+    act = hullo.LinearHull("relu", groups=3, init=[[0.5], [2.0], [1.0]])
+    assert "0.5..2 (3 groups)" in str(hullo.summary(nn.Sequential(act)))

@@ -77,3 +77,12 @@ def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match="pip install matplotlib"):
         hullo.plot(hullo.ConvexHull("identity", "relu"))
+
+
+def test_the_start_has_no_learned_scale() -> None:
+    act = hullo.LinearHull("sin", init=[1.0], inner_scale="hull")
+    act.inner_scale.data.fill_(3.0)
+    start, learned = (torch.as_tensor(line.get_ydata()).double() for line in hullo.plot(act).axes[0].lines)
+    x = torch.linspace(-4, 4, len(start), dtype=torch.float64)
+    torch.testing.assert_close(start, x.sin())
+    torch.testing.assert_close(learned, (3 * x).sin())
