@@ -273,3 +273,8 @@ class TestMeta:
         assert repr(act) == "AffineHull(identity, relu, tanh, parametrization='free')"
         act.load_state_dict(saved.state_dict(), assign=True)
         assert repr(act) == repr(saved)
+
+
+def test_one_group_has_the_same_name_for_every_channel_dimension() -> None:
+    names = {hullo.AffineHull("relu", "tanh", channel_dim=dim).raw_name for dim in (1, -1, 2)}
+    assert names == {"raw_recentred__relu__tanh"}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -438,3 +438,18 @@ def test_compiled_code_calls_the_fused_kernel_where_there_is_one(kernel: str, mo
     monkeypatch.setattr(hullo.functional, "choose", lambda *_: kernel)
     torch.compile(hullo.AffineHull(*TRIO), backend=keep, fullgraph=True)(torch.randn(7))
     assert [".hullo.combine" in code for code in graphs] == [kernel == "triton"]
+
+
+@given(
+    outer=st.integers(1, 70),
+    width=st.sampled_from([1, 48, 2**16, 2**24, 2**25, 2**26]),
+    size=st.sampled_from([256, 4096]),
+)
+@example(outer=2, width=2**16, size=256)
+@example(outer=2147483, width=1000, size=4096)
+def test_tiles_in_one_row_hold_all_rows_and_offsets_fit_into_their_type(outer: int, width: int, size: int) -> None:
+    tiling = kernels.tile(outer, 1, width, None, size, None)
+    rows, columns = tiling.constants["ROWS"], tiling.constants["COLUMNS"]
+    assert not tiling.constants["FLAT"] or outer <= rows
+    last = (-(-outer // rows) * rows - 1) * width + -(-width // columns) * columns - 1  # also of masked elements
+    assert tiling.constants["BIG"] or last < 2**31
