@@ -255,7 +255,9 @@ class Population(nn.Module):
         program, tensors = self._program(values, spec)
         if self.training and backward_pass_id() < 0:  # a backward pass computes a step again
             self.steps.add_(1)
-        context = Context(len(self), self.seeds, self.steps, 0, self.first_sample)
+        # a copy where something is drawn: the backward pass may follow other forward passes
+        steps = self.steps.clone() if self.training and program.numbers else self.steps
+        context = Context(len(self), self.seeds, steps, 0, self.first_sample)
         with torch.cuda.device_of(self.seeds):  # type: ignore[no-untyped-call]  # for kernels
             return program.run(context, tensors, values, observe)
 

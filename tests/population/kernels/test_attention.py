@@ -192,17 +192,6 @@ def test_the_rule_computes_the_same_with_the_kernel_and_without(
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
 
 
-def test_members_may_have_rates_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    rates = torch.tensor([0.0, 0.6], dtype=torch.float64)
-    *inputs, _ = draw(9, 8, 16, 16)
-    monkeypatch.setattr(kernels, "support", lambda x: True)
-    context = Context(MEMBERS, SEEDS, STEPS, NUMBER, FIRST)
-    found = layers.attend(context, *(Value(item, 0) for item in inputs), dropout_p=rates).tensor
-    for k, rate in enumerate(rates.tolist()):
-        expected = oracle(*(item.double() for item in inputs), None, rate)
-        torch.testing.assert_close(found[k].double(), expected[k], rtol=1e-5, atol=1e-5)
-
-
 class Attention(nn.Module):
     """Attention of one projection, with dropout, with as many heads for keys as for queries or fewer."""
 

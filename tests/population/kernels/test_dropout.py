@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from hullo.population import kernels, rng
+from hullo.population import Population, kernels, rng
 from hullo.population.rules import Context, layers
 from hullo.population.values import Value
 
@@ -85,6 +86,18 @@ def test_members_may_have_rates_of_their_own_where_there_are_kernels(monkeypatch
 
 def test_members_may_have_rates_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     check(torch.randn(3, 6, 20), 0, monkeypatch, rate=torch.tensor([0.0, 0.3, 1.0], dtype=torch.float64))
+
+
+def test_a_backward_pass_after_two_forward_passes_has_the_masks_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    networks = [nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 4), nn.Dropout(0.3)) for _ in range(3)]
+    x = torch.randn(5, 4, device=DEVICE)
+    gradients = []
+    for fused in (True, False):
+        monkeypatch.setattr(kernels, "support", lambda x, fused=fused: fused)
+        population = Population(networks, seeds=range(3)).to(DEVICE)
+        (population(x, in_dims=None) * population(2 * x, in_dims=None)).sum().backward()
+        gradients.append([parameter.grad for parameter in population.parameters()])
+    torch.testing.assert_close(*gradients)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
