@@ -22,7 +22,10 @@ def figures(
     records: RecordsArgument = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="activations, coefficients or accuracy; may be given several times.", show_default="all"),
+        typer.Option(
+            help="activations, coefficients, accuracy or geometry; may be given several times.",
+            show_default="the first three",
+        ),
     ] = None,
     columns: ExperimentsOption = None,
     rows: Annotated[
@@ -44,21 +47,22 @@ def figures(
     dark: Annotated[bool, flag("--dark", help="Write PNG files for dark pages, too: NAME-dark.png.")] = False,
     output: Annotated[Path, typer.Option(help="Directory for the figures.")] = Path("figures"),
 ) -> None:
-    """Draw figures: accuracies, learned activations and coefficients."""
+    """Draw figures: accuracies, learned activations and coefficients; if asked for, the geometry of hulls."""
     from hullo.lab.analysis.experiments import experiments
-    from hullo.lab.analysis.figures import FIGURES, FORMATS, draw_figures, drawing, save
+    from hullo.lab.analysis.figures import FIGURES, FORMATS, GEOMETRY, draw_figures, drawing, save
     from hullo.lab.analysis.sources import read_records
     from hullo.lab.files import make_directory, writing
 
     names = only or FIGURES
-    if unknown := [name for name in names if name not in FIGURES]:
-        raise ValueError(f"unknown figure {unknown[0]!r}; available: {', '.join(FIGURES)}")
+    known = (*FIGURES, GEOMETRY)
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"unknown figure {unknown[0]!r}; available: {', '.join(known)}")
     if unknown := [name for name in formats or () if name not in FORMATS]:
         raise ValueError(f"unknown format {unknown[0]!r}; available: {', '.join(FORMATS)}")
-    loaded = read_records(record_paths(records), warn)
+    loaded = [] if set(names) == {GEOMETRY} else read_records(record_paths(records), warn)
     selected = experiments(loaded, reading=reading, epoch=epoch, columns=columns or (), rows=rows or (), warn=warn)
     seeds = {record.spec.seed for experiment in selected for record in experiment.records}
-    if seed is not None and seed not in seeds:
+    if seeds and seed is not None and seed not in seeds:
         raise ValueError(f"no run has seed {seed}; available: {', '.join(map(str, sorted(seeds)))}")
     make_directory(output)
     note_omitted(loaded, selected, columns)

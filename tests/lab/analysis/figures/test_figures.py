@@ -88,6 +88,19 @@ def test_fresh_processes_write_the_same_bytes_whatever_the_users_settings_and_wi
         assert b"Date" not in one
 
 
+def test_the_diagram_is_drawn_without_records_and_only_when_asked_for(
+    records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert invoke(records, "--output", tmp_path / "all").exit_code == 0
+    assert not {"geometry.png"} & {*written(tmp_path / "all")}
+    monkeypatch.chdir(tmp_path / "all")  # where there are no records
+    assert invoke("--only", "geometry").exit_code == 0
+    assert written(tmp_path / "all" / "figures") == both("geometry")
+    result = invoke("--only", "geometry", "--only", "accuracy")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("hullo: runs does not exist; make records first")
+
+
 def test_where_nothing_was_learned_a_line_says_so(tmp_path: Path) -> None:
     Records(tmp_path / "records.jsonl").add(RUNS[:2])
     result = invoke(tmp_path, "--only", "activations", "--only", "coefficients", "--output", tmp_path / "out")

@@ -1,4 +1,4 @@
-"""Figures, one file each: learned activations, coefficients over training, and accuracies."""
+"""Figures, one file each: learned activations, coefficients over training, accuracies, and the geometry of hulls."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from hullo.lab.analysis.experiments import Experiment
 from hullo.lab.analysis.figures.accuracy import draw_final, draw_learning
 from hullo.lab.analysis.figures.activations import draw_activations
 from hullo.lab.analysis.figures.coefficients import draw_coefficients
+from hullo.lab.analysis.figures.geometry import draw_geometry
 from hullo.lab.analysis.figures.style import FORMATS, drawing, save
 from hullo.lab.analysis.names import label
 
 __all__ = [
     "FIGURES",
     "FORMATS",
+    "GEOMETRY",
     "draw_activations",
     "draw_figures",
     "drawing",
@@ -27,6 +29,8 @@ __all__ = [
 ]
 
 FIGURES = ("activations", "coefficients", "accuracy")
+GEOMETRY = "geometry"
+"""A figure that needs no records, and is drawn only when asked for."""
 MAX_LENGTH = 80
 """The largest number of characters of a name in the name of a file, which may have two of them."""
 
@@ -40,9 +44,11 @@ def draw_figures(
 
     Args:
         experiments: runs to be compared.
-        wanted: names of `FIGURES`.
+        wanted: names of `FIGURES`, or `GEOMETRY`.
         seed: whose activations and coefficients are shown; by default the first that did not diverge.
     """
+    if GEOMETRY in wanted:
+        yield GEOMETRY, draw_geometry()
     taken: Counter[str] = Counter()
     for experiment in experiments:
         name, experiment = stem(experiment), replace(experiment, name=label(experiment))

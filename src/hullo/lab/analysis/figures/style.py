@@ -58,6 +58,7 @@ _SETTINGS = {
     "font.family": "DejaVu Sans",  # comes with matplotlib
     "font.size": 8.0,
     "legend.frameon": False,
+    "mathtext.fontset": "dejavusans",
     "pdf.fonttype": 42,  # letters as letters: publishers refuse Type 3
     "savefig.dpi": 200,
     "svg.hashsalt": "hullo",  # the same names in the same figure
