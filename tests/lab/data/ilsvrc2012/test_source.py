@@ -99,6 +99,15 @@ def test_other_files_are_ignored(tmp_path):
     assert [len(Source(tmp_path).images(split)) for split in SPLITS] == [12, 6]
 
 
+@pytest.mark.parametrize("folder", ["ILSVRC2012_devkit_t12", "devkit"])
+def test_an_extracted_devkit_is_that_of_the_archive(tmp_path, folder):
+    packed = Source(lay_out(tmp_path)).devkit
+    (tmp_path / "ILSVRC2012_devkit_t12.tar.gz").unlink()
+    write(tmp_path, {f"{folder}/{name}": data for name, data in devkit_files().items()})
+    assert packed is not None
+    assert Source(tmp_path).devkit == packed
+
+
 @pytest.mark.parametrize("missing", ["meta.mat", "ILSVRC2012_validation_ground_truth.txt"])
 def test_devkit_without_a_file_is_a_clear_error(tmp_path, missing):
     write_devkit(tmp_path, {name: data for name, data in devkit_files().items() if not name.endswith(missing)})

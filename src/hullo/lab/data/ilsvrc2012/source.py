@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from hullo.lab.data.release import DataError, File
 
@@ -19,10 +19,8 @@ TARS = {
     "train": File("ILSVRC2012_img_train.tar", 147_897_477_120, "1d675b47d978889d74fa0da5fadfb00e", "md5"),
     "val": File("ILSVRC2012_img_val.tar", 6_744_924_160, "29b22e2961454d5413ddabcf34fc5622", "md5"),
 }
-DEVKIT_FILES = tuple(
-    f"ILSVRC2012_devkit_t12/data/{name}" for name in ("meta.mat", "ILSVRC2012_validation_ground_truth.txt")
-)
 DEVKIT = File("ILSVRC2012_devkit_t12.tar.gz", 2_568_145, "fa75699e90414af021442c21a62c3abf", "md5")
+DEVKIT_FOLDERS = ("ILSVRC2012_devkit_t12", "devkit")
 
 _WNID = re.compile(r"n\d{8}")
 
@@ -64,9 +62,9 @@ class Source:
 
     @cached_property
     def devkit(self) -> Devkit | None:
-        """The devkit, or None."""
-        path = self.folder / DEVKIT.name
-        return _read_devkit(path) if path.exists() else None
+        """The devkit, packed or extracted, or None."""
+        places = (self.folder / name for name in (DEVKIT.name, *DEVKIT_FOLDERS))
+        return next((_read_devkit(path) for path in places if path.exists()), None)
 
     @cached_property
     def wnids(self) -> list[str]:
@@ -152,8 +150,7 @@ def _read_devkit(path: Path) -> Devkit:
             f"{path} needs SciPy, which is not installed; install it: pip install '.[ilsvrc]' in a clone of hullo"
         ) from None
     try:
-        with tarfile.open(path) as tar:
-            meta, truth = (cast("IO[bytes]", tar.extractfile(name)).read() for name in DEVKIT_FILES)
+        meta, truth = (_read_member(path, name) for name in ("meta.mat", "ILSVRC2012_validation_ground_truth.txt"))
         synsets: Any = loadmat(io.BytesIO(meta), squeeze_me=True)["synsets"]
         leaves = {str(item["WNID"]): int(item["ILSVRC2012_ID"]) for item in synsets if item["num_children"] == 0}
         wnids = sorted(leaves)
@@ -161,6 +158,15 @@ def _read_devkit(path: Path) -> Devkit:
         return Devkit(wnids, [label_of[int(line)] for line in truth.split()])
     except Exception as error:  # SciPy raises exceptions of many types for damaged files
         raise _damaged(path, DEVKIT, error) from error
+
+
+def _read_member(path: Path, name: str) -> bytes:
+    """Return a file of the devkit, from its archive or its folder."""
+    if path.name != DEVKIT.name:
+        return (path / "data" / name).read_bytes()
+    with tarfile.open(path) as tar:
+        member = tar.extractfile(f"{DEVKIT.name.removesuffix('.tar.gz')}/data/{name}")
+        return member.read() if member else b""
 
 
 def _damaged(path: Path, file: File, error: Exception) -> DataError:
