@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,9 @@ def save(path: str | os.PathLike[str], population: Population, optimizer: Optimi
 def load(path: str | os.PathLike[str], population: Population, optimizer: Optimizer | None) -> None:
     """Read a file in place."""
     _check_optimizer(population, optimizer)
+    with open(path, "rb") as file:
+        if not zipfile.is_zipfile(file):
+            raise ValueError(f"{os.fspath(path)} is cut off, or not a file of Population.save")
     parts = torch.load(path, map_location=population.seeds.device, weights_only=True)
     needed = {"numbers", "population", "choices"} | ({"optimizer"} if optimizer is not None else set())
     if not isinstance(parts, dict) or not needed <= parts.keys():
@@ -40,8 +44,11 @@ def load(path: str | os.PathLike[str], population: Population, optimizer: Optimi
             f"{os.fspath(path)} has member {missing[0]}, which this population of {len(population)} does not have; "
             "make it of the same networks"
         )
+    kept = [population.numbers.index(number) for number in parts["numbers"]]
+    if not torch.equal(parts["population"]["activations.digests"], population.activations.digests[kept]):
+        raise ValueError(f"{os.fspath(path)} has other activations; make the population of the same networks")
     if parts["numbers"] != population.numbers:
-        population.keep([population.numbers.index(number) for number in parts["numbers"]])
+        population.keep(kept)
     population.load_state_dict(parts["population"])
     if optimizer is not None:
         optimizer.load_state_dict(parts["optimizer"])

@@ -269,3 +269,11 @@ def test_rounds_take_no_time_that_the_confirmation_needs_and_leave_some_to_later
             Trial(*pair, seed): engine.workers.record(Trial(*pair, seed)) for pair in pairs for seed in range(4)
         }
         assert engine._count_seeds(pairs, 0, 4) == 4  # as an earlier call trained them
+
+
+def test_a_state_that_is_cut_off_is_named(tmp_path: Path) -> None:
+    Store(tmp_path, 1.0).update(plan={"epochs": 3})
+    path = tmp_path / "comparison.json"
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(ValueError, match=r"comparison\.json is damaged"):
+        Store(tmp_path, 1.0)

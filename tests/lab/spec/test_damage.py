@@ -32,3 +32,13 @@ def test_inconsistent_field_is_rejected_by_name(change: dict[str, Any], field: s
     line = json.dumps(json.loads(RECORD.line()) | change).encode()
     with pytest.raises(ValueError, match=rf"\b{field}\b"):
         Record.parse(line)
+
+
+@pytest.mark.parametrize(
+    "line", [b"[" * 100_000, RECORD.line().replace(b'"id"', b'"\\u001b[2J' + b"x" * 999 + b'": 1, "id"', 1)]
+)
+def test_what_a_line_says_is_short_and_printable(line: bytes) -> None:
+    with pytest.raises(ValueError, match="Error") as caught:
+        Record.parse(line)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) <= 300

@@ -36,7 +36,10 @@ class Store:
     def __post_init__(self) -> None:
         self._state = self.folder / "comparison.json"
         if self._state.exists():
-            self.state = json.loads(self._state.read_bytes())
+            try:
+                self.state = json.loads(self._state.read_bytes())
+            except ValueError as error:
+                raise ValueError(f"{self._state} is damaged: {error}; delete it, or choose another output") from None
         self._trials = Records(self.folder / "trials.jsonl")
         for record in self._trials.read():
             lr = float(record.spec.conditions["lr"])

@@ -107,8 +107,9 @@ class Record:
                 raise ValueError(f"the id of its spec is {spec.id!r}; the line was edited")
             record = cls(**values | {"spec": spec, "environment": Environment(**values["environment"])})
             record._check()
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{type(error).__name__}: {error}") from None
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+            reason = "".join(filter(str.isprintable, f"{type(error).__name__}: {error}"))
+            raise ValueError(reason[:300]) from None
         return record
 
     def _check(self) -> None:
